@@ -48,9 +48,9 @@ class Gate:
     A configuration that cannot be traced may run.
 
     The limit of memory is compared with what the estimate has meant in real workers: a line through
-    the latest trials, added to what a worker holds before it begins. So about as many are wrongly
-    refused as are wrongly let in. Before there were such trials it is the estimate itself, which
-    is too low, in place of that line.
+    the latest trials, added to the least that a worker holds before it begins one. So about as many
+    are wrongly refused as are wrongly let in. Before there were such trials it is the estimate
+    itself, which is too low, in place of that line.
 
     Args:
         build: the model of a configuration, as the train function makes it.
@@ -146,10 +146,15 @@ class Gate:
         return Foreseen(cost.peak_bytes, self._refusal(cost))
 
     def learn(self, trial: Trial) -> None:
-        """What a trial took that was let in."""
-        self._base = trial.base_bytes or self._base
+        """What a trial took that was let in.
+
+        That is all beyond the least that a worker was seen to hold. What trials have left in one
+        does not count as held: the next ones use it again. If it did, all would be refused in the
+        end, and with none let in there would be nothing more to learn.
+        """
+        self._base = min(self._base or trial.base_bytes, trial.base_bytes or self._base)
         self._experience.learn(
-            predicted=trial.predicted_bytes, base=trial.base_bytes, peak=trial.peak_bytes
+            predicted=trial.predicted_bytes, base=self._base, peak=trial.peak_bytes
         )
 
     def expected_bytes(self, predicted: int) -> int:

@@ -113,13 +113,13 @@ def _give_back() -> int:
             ctypes.CDLL(None).malloc_trim(0)
         except AttributeError:  # not glibc
             return held
-        held = resident()
-    _Kept.least = held
+        held = _Kept.least = resident()
+    _Kept.least = min(_Kept.least, held)
     return held
 
 
 class _Kept:
-    least = 0
+    least = 0  # after what was freed had been given back
 
 
 # Every trial does it, and some take half a millisecond. So files of /proc stay open.

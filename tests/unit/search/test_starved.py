@@ -3,6 +3,7 @@
 import json
 import sys
 from collections import Counter
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -337,6 +338,19 @@ def test_a_gate_learns_what_estimates_mean():
     assert gate.expected_bytes(32 << 20) == (60 + 96) << 20
 
 
+def test_what_trials_have_left_in_a_worker_refuses_no_others():
+    """The next trial uses it again; who counts it as held refuses all, and learns nothing more."""
+    gate = Gate(build, batch, memory=100 << 20)
+    gate.begin(40 << 20)
+    usual = Trial(0, Suggestion({"width": 4}), predicted_bytes=16 << 20, base_bytes=40 << 20)
+    small = usual.but(predicted_bytes=1 << 20, base_bytes=88 << 20)
+    for _ in range(12):
+        gate.learn(usual.but(peak_bytes=72 << 20))
+    for _ in range(4):
+        gate.learn(small.but(peak_bytes=90 << 20))
+    assert gate.expected_bytes(16 << 20) == pytest.approx(72 << 20, rel=0.01)
+
+
 @pytest.mark.parametrize(
     "given",
     [
@@ -412,6 +426,23 @@ def test_a_whole_campaign_with_a_gate(tmp_path):
 
 
 # ---------------------------------------------------------------------------------- measuring
+
+
+def test_memory_that_is_kept_bit_by_bit_is_given_back_too(monkeypatch):
+    """Each trial may leave less than is worth the time."""
+    held, given_back = [100 << 20], []
+
+    def trim(_pad):
+        given_back.append(held[0])
+        held[0] = 101 << 20
+
+    monkeypatch.setattr(trial_memory, "resident", lambda: held[0])
+    monkeypatch.setattr(trial_memory._Kept, "least", 0)
+    monkeypatch.setattr(trial_memory.ctypes, "CDLL", lambda _: SimpleNamespace(malloc_trim=trim))
+    for _ in range(9):
+        trial_memory._give_back()
+        held[0] += 30 << 20
+    assert given_back == [100 << 20, 191 << 20, 191 << 20]
 
 
 @pytest.mark.parametrize(
