@@ -67,6 +67,7 @@ ENTRIES = (
     Entry("timed", "adapters", 7, "--rounds 5 --steps 40"),
     Entry("timed", "crews", 5, f"--rounds 2 --torchft-python {shlex.quote(sys.executable)}"),
     Entry("timed", "size", 12, "--rounds 3 --parts events hour campaign workers"),
+    Entry("timed", "packing", 6),
     Entry("counted", "formats", 2),
     Entry("counted", "exact", 26, f"--quiet-steps 10000 --parts {_EXACT_COUNTED}"),
     Entry("counted", "prediction", 9),  # each run is beside itself
@@ -76,9 +77,8 @@ ENTRIES = (
     Entry("counted", "ensemble", 12, "--seeds 4 --trials 16"),
     Entry("counted", "rehearsal", 32),
     Entry("counted", "population", 72),
-    Entry("counted", "packing", 6),
     Entry("counted", "size", 30, "--parts day journal store"),
-    Entry("endurance", "endurance", 39, "--seconds 2100 --harms 400"),
+    Entry("endurance", "endurance", 39, "--seconds 2100 --harms 440"),
     Entry("short", "overhead", 0.5, "--rounds 4 --steps 3"),
     Entry("short", "recovery", 1, "--repeats 1 --systems elastix"),
     Entry("short", "exact", 1.4, f"{_FEW} byte_equal flips guard {_EXACT_TIMED}"),

@@ -84,7 +84,7 @@ def _ratio(over: tuple[str | int, ...], under: tuple[str | int, ...]) -> Callabl
 
 
 def _harms_each_half_hour(results: Results) -> float:
-    return float((sum(results["struck"].values()) + results["joins"]) * 1800 / results["seconds"])
+    return float(sum(results["struck"].values()) * 1800 / results["seconds"])
 
 
 def _beyond(more: tuple[str | int, ...], less: tuple[str | int, ...]) -> Callable[[Results], float]:
@@ -722,7 +722,7 @@ ROWS = (
         *(lambda results: float(results["exact"] and results["byte_equal"]), at_least(1), "{:.0f}"),
     ),
     Row(
-        *("endurance", "kills, joins, stops, leaves and cuts, each half hour", ">= 360"),
+        *("endurance", "kills, stops, leaves and cuts, each half hour", ">= 360"),
         *(_harms_each_half_hour, at_least(360), "{:.0f}"),
     ),
     *(

@@ -310,7 +310,13 @@ def main() -> None:
     arguments = parser.parse_args()
     out, names = arguments.out, arguments.variants
     known = json.loads(out.read_text(encoding="utf-8")) if out.exists() else {}
-    known |= measure(names, arguments.seeds, arguments.processes, arguments.candidates)
+    size = {"seeds": arguments.seeds, "candidates": arguments.candidates}
+    usual = {"seeds": 5, "candidates": CANDIDATES}
+    known = {
+        name: found for name, found in known.items() if {**usual, **found}.items() >= size.items()
+    }
+    found = measure(names, arguments.seeds, arguments.processes, arguments.candidates)
+    known |= {name: {**of, **size} for name, of in found.items()}
     results = {name: known[name] for name in VARIANTS if name in known}
     print(*verdicts(results), sep="\n")
     save(out, results, parts=names)

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.goodput import measure_elastix
-from benchmarks.record import save
+from benchmarks.record import code, save
 
 Run = Mapping[str, Any]
 
@@ -58,14 +58,16 @@ def main() -> None:
     kept = options.out.with_name(f"{options.out.name}.runs.jsonl")
     kept.parent.mkdir(parents=True, exist_ok=True)
     every_s, minutes = options.kill_every, options.minutes
+    wanted = [every_s, minutes, code()]
     lines = kept.read_text(encoding="utf-8").splitlines() if kept.exists() else []
-    runs = [run for *of, run in map(json.loads, lines) if of == [every_s, minutes]]
+    runs = [run for *of, run in map(json.loads, lines) if of == wanted]
     for number in range(len(runs), options.runs):
         runs.append(measure_elastix(every_s, minutes, seed=number))
         with kept.open("a", encoding="utf-8") as file:
-            file.write(json.dumps([every_s, minutes, runs[-1]]) + "\n")
+            file.write(json.dumps([*wanted, runs[-1]]) + "\n")
         print(f"{number + 1} of {options.runs}: error {error(runs[-1]):.2f}", flush=True)
     save(options.out, summary(runs))
+    kept.unlink(missing_ok=True)
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ Date, versions, machine size and the command stand beside them, in `about.json` 
 Neither says where anything lies on this machine.
 """
 
+import hashlib
 import json
 import os
 import platform
@@ -13,6 +14,7 @@ import tempfile
 import time
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -33,7 +35,8 @@ def save(out: Path, results: Mapping[str, Any], parts: Iterable[str] = ()) -> No
     Args:
         out: file to write; its folder is made.
         results: JSON values.
-        parts: which of these were measured now, if the others are older; each keeps its own date.
+        parts: which of these were measured now, if the others are older; each keeps its own
+            circumstances.
     """
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text(without_places(json.dumps(results, indent=2)) + "\n", encoding="utf-8")
@@ -41,10 +44,21 @@ def save(out: Path, results: Mapping[str, Any], parts: Iterable[str] = ()) -> No
     about = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
     now = circumstances()
     if parts:
-        older = about.get(out.stem, {}).get("parts", {})
-        now["parts"] = older | {part: {k: now[k] for k in ("date", "command")} for part in parts}
+        former = about.get(out.stem, {})
+        older = former.get("parts") or ({"before": former} if former else {})
+        now["parts"] = older | {part: dict(now) for part in parts}
     about[out.stem] = now
     path.write_text(json.dumps(dict(sorted(about.items())), indent=2) + "\n", encoding="utf-8")
+
+
+@cache
+def code() -> str:
+    """A digest of the package and the benchmarks: what a stopped call has kept is of this code."""
+    digest = hashlib.sha256()
+    for folder in ("elastix", "benchmarks"):
+        for path in sorted((_ROOT / folder).rglob("*.py")):
+            digest.update(path.read_bytes())
+    return digest.hexdigest()
 
 
 def circumstances() -> dict[str, Any]:

@@ -23,7 +23,7 @@ from benchmarks import checkpoint, recovery
 from benchmarks.exact import compiled, cost, fire, flips, guards, pace, shadow, shares
 from benchmarks.exact.counting import Case, Counts, counted
 from benchmarks.overhead import MODELS
-from benchmarks.record import save
+from benchmarks.record import code, save
 
 _SHADOWED = "mlp"
 """Of 10.5 M parameters: a State of 126 MB."""
@@ -142,15 +142,16 @@ class Measured:
             save(self._out, {**summary(details), "details": details}, parts=[name])
 
     def counted(self, name: str, case: Case, amount: int, each: int) -> Counts:
-        """The counts of a part, from where an earlier call was stopped that wanted as many."""
+        """The counts of a part, from where a call was stopped that wanted as many of this code."""
         kept = self._kept(name)
         known = json.loads(kept.read_text(encoding="utf-8")) if kept.exists() else {}
-        so_far = known["counts"] if known.get("amount") == amount else None
+        same = known.get("amount") == amount and known.get("code") == code()
+        so_far = known["counts"] if same else None
         if so_far:
             print(f"{name}: goes on after {so_far['done']:g} of {amount}", flush=True)
 
         def keep(counts: Counts) -> None:
-            text = json.dumps({"amount": amount, "counts": counts})
+            text = json.dumps({"amount": amount, "code": code(), "counts": counts})
             new = kept.with_suffix(".new")
             new.write_text(text, encoding="utf-8")
             new.replace(kept)

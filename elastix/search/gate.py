@@ -129,12 +129,12 @@ class Gate:
         Raises:
             ConfigError: that is more than the gate allows.
         """
-        self._base = self._base or idle
-        if self._memory is not None and idle >= self._memory:
+        self._base = _least(self._base, idle)
+        if self._memory is not None and self._base >= self._memory:
             raise ConfigError(
                 f"the gate allows a worker {decimal(round(self._memory))}, and one that runs "
-                f"nothing holds {decimal(idle)} with its libraries: no configuration fits. No "
-                "trial was run. Give Gate(memory=...) what a worker may hold in all."
+                f"nothing holds {decimal(self._base)} with its libraries: no configuration fits. "
+                "No trial was run. Give Gate(memory=...) what a worker may hold in all."
             )
 
     def foresee(self, config: Config) -> Foreseen:
@@ -146,15 +146,17 @@ class Gate:
         return Foreseen(cost.peak_bytes, self._refusal(cost))
 
     def learn(self, trial: Trial) -> None:
-        """What a trial took that was let in.
+        """What a trial took that was let in, beyond the least that a worker was seen to hold.
 
-        That is all beyond the least that a worker was seen to hold. What trials have left in one
-        does not count as held: the next ones use it again. If it did, all would be refused in the
-        end, and with none let in there would be nothing more to learn.
+        If what trials leave in a worker counted as held, all others would be refused in the end,
+        and with none let in there would be nothing more to learn.
         """
-        self._base = min(self._base or trial.base_bytes, trial.base_bytes or self._base)
+        self._base = _least(self._base, trial.base_bytes)
         self._experience.learn(
-            predicted=trial.predicted_bytes, base=self._base, peak=trial.peak_bytes
+            predicted=trial.predicted_bytes,
+            base=trial.base_bytes,
+            peak=trial.peak_bytes,
+            idle=self._base,
         )
 
     def expected_bytes(self, predicted: int) -> int:
@@ -191,3 +193,8 @@ class Gate:
             optimizer=self._optimizer,
             foreach=self._device_name != "here",
         )
+
+
+def _least(held: int, also: int) -> int:
+    """The lesser of two; 0: unknown."""
+    return min(held or also, also or held)

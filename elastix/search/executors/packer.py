@@ -45,10 +45,21 @@ class Experience:
     def __init__(self) -> None:
         self._seen: deque[tuple[int, int]] = deque(maxlen=_LEARNED_FROM)  # predicted, taken
 
-    def learn(self, *, predicted: int, base: int, peak: int) -> None:
-        """A trial is over; all in bytes. One without a prediction or a peak teaches nothing."""
-        if predicted > 0 and peak > 0:
-            self._seen.append((predicted, max(0, peak - base)))
+    def learn(self, *, predicted: int, base: int, peak: int, idle: int = 0) -> None:
+        """A trial is over; all in bytes. One without a prediction or a peak teaches nothing.
+
+        What earlier trials have left in a worker a trial uses again. So it counts as taken, unless
+        it is more than what the trial added: then nobody knows how much of it was used.
+
+        Args:
+            predicted: by the estimate of a step.
+            base: what the worker held when the trial began.
+            peak: the most that it held.
+            idle: what it holds before any trial; 0: unknown, and then it is `base`.
+        """
+        idle = min(idle or base, base)
+        if predicted > 0 and peak > 0 and base - idle <= max(0, peak - base):
+            self._seen.append((predicted, max(0, peak - idle)))
 
     def expect(self, predicted: int, share: float = _QUANTILE) -> int | None:
         """Bytes beyond its worker's own that this share of trials stays below; None: unknown."""
@@ -89,9 +100,9 @@ class Reserve:
         self._experience = Experience()
         self._peaks: deque[float] = deque(maxlen=_LEARNED_FROM)
 
-    def learn(self, *, predicted: int, base: int, peak: int) -> None:
+    def learn(self, *, predicted: int, base: int, peak: int, idle: int = 0) -> None:
         """A trial ended well, or starved at that peak."""
-        self._experience.learn(predicted=predicted, base=base, peak=peak)
+        self._experience.learn(predicted=predicted, base=base, peak=peak, idle=idle)
         if peak > 0:
             self._peaks.append(float(peak))
 

@@ -289,8 +289,12 @@ class Pool:
             seconds = ended.finished_s - ended.started_s
             self._usual_s = 0.7 * min(self._usual_s, 1.0) + 0.3 * seconds
             if ended.kind != EndedKind.RAISED:  # where it raised, it had not all that it needs
-                peak, base = ended.peak_bytes, ended.base_bytes
-                self._reserve.learn(predicted=work.predicted_bytes, base=base, peak=peak)
+                self._reserve.learn(
+                    predicted=work.predicted_bytes,
+                    base=ended.base_bytes,
+                    peak=ended.peak_bytes,
+                    idle=handle.hello.idle_bytes if handle.hello else 0,
+                )
             placed = given.placement
             return replace(ended, reserved_bytes=placed.reserved, alone=placed.alone)
         return Ended(  # the call itself failed: its arguments or its answer cannot be sent
