@@ -359,8 +359,6 @@ def test_a_gate_counts_from_the_least_that_a_worker_holds():
     gate.learn(
         Trial(0, Suggestion({}), predicted_bytes=1, base_bytes=99 << 20, peak_bytes=99 << 20)
     )
-        Trial(0, Suggestion({}), predicted_bytes=1, base_bytes=99 << 20, peak_bytes=99 << 20)
-    )
     gate.begin(40 << 20)
     assert gate.expected_bytes(16 << 20) == 56 << 20
     gate.begin(101 << 20)  # what trials have left there since
