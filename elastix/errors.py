@@ -7,6 +7,7 @@
     ├── StoreError                 what is on disk, or should be
     │   ├── NotFound
     │   ├── Corrupt
+    │   │   └── StoreDamaged       not one State: the index, or whatever else all are found by
     │   ├── TooNew                 written by a later version of elastix
     │   ├── Conflict               another process was first, or still needs it
     │   ├── Full                   no room on the disk
@@ -62,6 +63,10 @@ class NotFound(StoreError):
 
 class Corrupt(StoreError):
     """A stored State is not what was written."""
+
+
+class StoreDamaged(Corrupt):
+    """What all stored States are found by is damaged; the States may be as they were written."""
 
 
 class TooNew(StoreError):

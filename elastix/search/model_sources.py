@@ -5,16 +5,16 @@ Not here: which tensors match (inherit.py), or what the campaign makes of it.
 
 import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import torch
 
 from elastix.config import InheritMode, InheritProvider
 from elastix.data.rehearsal import ENTRY, Rehearsal
-from elastix.errors import Corrupt, NotFound, SearchError
+from elastix.errors import Corrupt, NotFound, SearchError, StoreDamaged
 from elastix.search.inherit import Inherited, inherit
 from elastix.search.trial import Config, Objectives
 from elastix.state import Ref, State, Stateful, warm_start
@@ -23,6 +23,7 @@ from elastix.store import Signature, Store, signature
 from elastix.train.replica.model_source import TrainedModel
 
 logger = logging.getLogger(__name__)
+T = TypeVar("T")
 
 
 class StoreOpener(Protocol):
@@ -149,10 +150,40 @@ class TrialModelSource(_FromStore):
         """
         if not self.has_ancestor:
             return None
+        return self._read("inherits nothing", lambda: self._inherit(model))
+
+    def warm_start(
+        self,
+        found: Mapping[str, Any],
+        modules: Mapping[str, torch.nn.Module],
+        others: Mapping[str, Stateful],
+    ) -> None:
+        """See ModelSource. Of an ancestor whose optimizer is damaged the model alone is inherited.
+
+        Likewise with what it has kept of its samples, and with where it stands.
+        """
+        start = super().warm_start
+        self._read("inherits no optimizer", lambda: start(found, modules, others))
+
+    def rehearse(self, found: Mapping[str, Any], rehearsal: Rehearsal) -> None:
+        """See ModelSource."""
+        rehearse = super().rehearse
+        self._read("inherits no samples to rehearse", lambda: rehearse(found, rehearsal))
+
+    def _read(self, without: str, read: Callable[[], T]) -> T | None:
+        """What is read of an ancestor. None, and a warning, if that is damaged; None if it is gone.
+
+        Raises:
+            StoreDamaged: no fault of one ancestor.
+        """
         try:
-            return self._inherit(model)
+            return read()
+        except NotFound:
+            return None
+        except StoreDamaged:
+            raise
         except Corrupt as error:
-            logger.warning("trial=%d inherits nothing: %s", self._number, error)
+            logger.warning("trial=%d %s: %s", self._number, without, error)
             return None
 
     def _inherit(self, model: torch.nn.Module) -> Mapping[str, Any] | None:
@@ -185,9 +216,8 @@ class TrialModelSource(_FromStore):
         """See ModelSource."""
         if not self._in_place or self._parent is None or self._paused is not None:
             return None
-        with suppress(NotFound):
-            return self.store.open().get(self._parent, "@*", lazy=True)
-        return None
+        parent = self._parent
+        return self._read("begins at the beginning", lambda: self.store.open().get(parent, "@*"))
 
     def leave(self, leaving: TrainedModel) -> Ref | None:
         """See ModelSource. Stores a final model alone or with its optimizer, a paused one whole."""

@@ -20,6 +20,7 @@ from elastix.errors import (
     NeverReported,
     NotFound,
     SearchError,
+    StoreDamaged,
     StoreError,
 )
 from elastix.events import TrialEnded, TrialLost, TrialStarved
@@ -84,8 +85,10 @@ class Endings:
     def end(self, case: Case, ended: Ended) -> None:
         """Decide what becomes of a trial whose run is over."""
         error = ended.error
-        # A model that is gone or damaged is its heirs' affair; a store that is full, everybody's.
-        if isinstance(error, StoreError) and not isinstance(error, NotFound | Corrupt):
+        # A model that is gone or damaged is its heirs' affair; a store that is full, or whose index
+        # is damaged, everybody's.
+        one = isinstance(error, NotFound | Corrupt) and not isinstance(error, StoreDamaged)
+        if isinstance(error, StoreError) and not one:
             self._restart(case)
             raise error
         match EndedKind(ended.kind):  # an executor of somebody's own may say anything

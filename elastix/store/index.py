@@ -16,7 +16,7 @@ from enum import IntEnum
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from elastix.errors import Conflict, Corrupt, NotFound, TooNew
+from elastix.errors import Conflict, NotFound, StoreDamaged, TooNew
 from elastix.sharding import tensors_of
 from elastix.state import Ref
 from elastix.store.lineage import Signature
@@ -106,15 +106,15 @@ def readable(value: Any) -> bool:  # noqa: ANN401 - any JSON, and what Python ta
     return isinstance(value, str | int) or (isinstance(value, float) and math.isfinite(value))
 
 
-def damaged(what: str) -> Corrupt:
+def damaged(what: str) -> StoreDamaged:
     """The error for what the index cannot have been told."""
-    return Corrupt(
+    return StoreDamaged(
         f"the store's index is damaged: {what}. The packs are not touched. `elastix store rebuild` "
         "makes it anew from them."
     )
 
 
-def _another_model(ref: Ref) -> Corrupt:
+def _another_model(ref: Ref) -> StoreDamaged:
     return damaged(f"it has another model in the place of {ref[:12]}")
 
 
@@ -244,14 +244,14 @@ class Index:
         """A number larger than any before, and `now` if that is.
 
         Raises:
-            Corrupt: a record says that it was written when the clock ends.
+            StoreDamaged: a record says that it was written when the clock ends.
         """
         found = self.sql.execute("SELECT seq FROM clock").fetchone()
         if found is None or type(found[0]) is not int:
             raise damaged("it has no clock")
         seq = max(now, found[0] + 1)
         if seq >= LAST_SEQ:
-            raise Corrupt(
+            raise StoreDamaged(
                 f"a record of this store has the clock at {found[0]}, its end, so that nothing "
                 "can be written after it. Nothing was changed; what is stored can be read. Copy "
                 "it to another store."

@@ -68,6 +68,11 @@ class LocalPacks:
         try:
             return os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
         except OSError as error:
+            if error.errno == errno.ENOENT and not self._folder.is_dir():
+                raise StoreError(  # no fault of one pack: nothing was damaged, and nothing retired
+                    f"there is no directory {self._folder}, of which {pack} was to be read. "
+                    "Nothing was changed. Is the file system of the store mounted?"
+                ) from error
             if error.errno in (errno.ENOENT, errno.ELOOP):
                 raise NotFound(f"there is no pack {path}.") from error
             raise

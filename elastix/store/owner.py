@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from elastix.errors import Conflict, Corrupt
+from elastix.errors import Conflict, StoreDamaged
 from elastix.store.packs import one_line, storage_errors
 
 _PARTS = ("packs", "writers", "owner.lock", "reserve", "reserve.draft")
@@ -38,7 +38,7 @@ def refuse_links(root: Path | None, index: Path) -> None:
     """A store that somebody else made must not lead out of its directory, nor to no file at all.
 
     Raises:
-        Corrupt: names the link; or the pipe or device, which who opens it may wait at for ever.
+        StoreDamaged: names the link, or the pipe or device, which whoever opens it waits at.
     """
     parts = [index / name for name in _INDEX]
     if root is not None:
@@ -49,12 +49,12 @@ def refuse_links(root: Path | None, index: Path) -> None:
         except OSError:  # there is none, or whoever opens it is told why not
             continue
         if not (stat.S_ISLNK(mode) or stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
-            raise Corrupt(
+            raise StoreDamaged(
                 f"{path} is no file; a store has files and directories alone. It was not opened, "
                 "and neither was the store. Remove it."
             )
         if stat.S_ISLNK(mode):
-            raise Corrupt(
+            raise StoreDamaged(
                 f"{path} is a link; a store has none. It was not followed, and the store was not "
                 "opened. Remove it, or give the directory itself (index= for the index)."
             )

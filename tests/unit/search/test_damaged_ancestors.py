@@ -1,20 +1,30 @@
 """Models that trials go on from and that are gone or damaged, and what else changes meanwhile."""
 
+import sqlite3
+
 import pytest
+import torch
+import torch.nn.functional as F
 from ConfigSpace import ConfigurationSpace, Float, Integer
 
 import elastix
+from elastix.config import InheritConfig
+from elastix.errors import StoreDamaged, StoreError
+from elastix.search import model_sources
 from elastix.search.executors.serial import Local
-from tests.search_parts import learns
+from elastix.search.model_sources import InheritTerms, StoreDirectory, TrialModelSource
+from elastix.search.trial import Objectives
+from elastix.store import signature
+from tests.search_parts import Net, data, learns
 
 SPACE = ConfigurationSpace(space=[Float("x", (0.01, 0.5)), Integer("depth", (1, 2))])
 RUNGS = elastix.Asha(first=1, eta=2, last=2)
 
 
-def search(store, trials, **options):
+def search(store, trials, train=learns, **options):
     run = {"name": "family", "store": str(store), **options.pop("run", {})}
     return elastix.Campaign(
-        learns,
+        train,
         **{"space": SPACE, "searcher": elastix.Random(), "rungs": RUNGS, **options},
         metric="accuracy",
         budget=elastix.Budget(trials=trials),
@@ -24,18 +34,48 @@ def search(store, trials, **options):
     ).run()
 
 
-def damage(store):
-    """A byte of every tensor of every model is another one."""
+def remembers(ctx):
+    """An optimizer that gathers, and samples that are rehearsed."""
+    model = Net(ctx.config["depth"])
+    memory = elastix.Rehearsal(4, keep="samples", labels=lambda dataset: dataset.tensors[1])
+    ctx.inherit(model, memory)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.1 * ctx.config["x"])
+    model, optimizer = ctx.prepare(model, optimizer)
+    for epoch in ctx.loader(data(), batch_size=32, rehearse=memory).epochs(1):
+        for x, y in epoch:
+            loss = F.cross_entropy(model(x), y)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+        ctx.report(accuracy=1 - float(loss.detach()))
+
+
+def beside_models(store):
+    """Digests of what belongs to optimizers and rehearsals alone."""
+    beside, of_models = set(), set()
+    for entry in store.log():
+        for name, info in store.manifest(entry.ref).tensors.items():
+            (beside if name.startswith("@") else of_models).add(bytes.fromhex(info.digest))
+    return beside - of_models
+
+
+def damage_beside(store):
+    damage(store, beside_models)
+
+
+def damage(store, which=None):
+    """A byte of every tensor of every model is another one, or of those alone."""
     for pack in (store / "packs").iterdir():
         data = bytearray(pack.read_bytes())
         with elastix.Store(store, read_only=True) as opened:
             rows = opened.ledger.index.sql.execute(
-                "SELECT b.offset, b.length FROM blobs b JOIN packs p ON p.id = b.pack "
+                "SELECT b.digest, b.offset, b.length FROM blobs b JOIN packs p ON p.id = b.pack "
                 "WHERE p.name = ?",
                 (pack.name,),
             ).fetchall()
-        for offset, length in rows:
-            if length:
+            wanted = which(opened) if which else {digest for digest, _, _ in rows}
+        for digest, offset, length in rows:
+            if length and digest in wanted:
                 data[offset] ^= 1
         pack.write_bytes(data)
 
@@ -75,6 +115,102 @@ def test_children_of_a_damaged_model_begin_afresh_and_it_is_said(tmp_path, caplo
     assert any(trial.inherited is None for trial in after[6:])
     assert any(trial.inherited for trial in after[6:]), "of later ones"
     assert "inherits nothing: tensor" in caplog.text
+
+
+def test_children_of_a_model_whose_optimizer_is_damaged_inherit_the_rest(tmp_path, caplog):
+    options = {"searcher": elastix.Evolution(population=4, sample=2), "rungs": None}
+    search(tmp_path, 6, remembers, **options)
+    damage_beside(tmp_path)
+    after = search(tmp_path, 12, remembers, **options)
+    assert [t.traceback for t in after] == [None] * 12
+    assert any(trial.inherited for trial in after[6:])
+    assert "inherits no optimizer: tensor '@optimizer" in caplog.text
+    assert "inherits no samples to rehearse: tensor '@rehearsal" in caplog.text
+    assert "inherits nothing" not in caplog.text
+
+
+def source_of(store, provider, ref):
+    terms = InheritTerms(
+        store=StoreDirectory(str(store)),
+        campaign="family",
+        objectives=Objectives.of("accuracy"),
+        mode="lcs",
+        provider=provider,
+    )
+    return TrialModelSource(terms, 7, {}, parent=ref, in_place=True)
+
+
+@pytest.mark.parametrize(
+    ("harm", "stood", "warns"),
+    [(lambda _: None, True, False), (damage_beside, False, True), (retire, False, False)],
+)
+def test_where_a_parent_stood_is_left_out_if_it_cannot_be_read(
+    tmp_path, harm, stood, warns, caplog
+):
+    with elastix.Store(tmp_path) as store:
+        ref = store.put(elastix.State({"w": torch.ones(3), "@optimizer/m": torch.zeros(3)}))
+    harm(tmp_path)
+    assert (source_of(tmp_path, "parent", ref).place() is not None) == stood
+    assert ("trial=7 begins at the beginning" in caplog.text) == warns
+
+
+def spoil(store, statement):
+    """Let the index say what nobody has told it."""
+    with sqlite3.connect(store / "index.sqlite") as sql:
+        assert sql.execute(statement).rowcount > 0
+    sql.close()
+
+
+def test_a_damaged_index_is_not_taken_for_a_damaged_ancestor(tmp_path):
+    model = Net(1)
+    with elastix.Store(tmp_path) as store:
+        store.put(
+            elastix.State(model.state_dict(), {"campaign": "family"}), signature=signature(model)
+        )
+    spoil(tmp_path, "UPDATE models SET paths = x'00'")
+    with pytest.raises(StoreDamaged, match="elastix store rebuild"):
+        source_of(tmp_path, "store", None).inherit(Net(1))
+
+
+def test_a_damaged_index_ends_the_campaign_and_no_trial_fails(tmp_path):
+    begun = []
+
+    def spoils(ctx):
+        begun.append(ctx.config)
+        if len(begun) == 4:
+            spoil(tmp_path, "UPDATE clock SET seq = 'x'")
+        learns(ctx)
+
+    given = {"rungs": None, "inherit": InheritConfig(provider="store")}
+    with pytest.raises(StoreDamaged, match="elastix store rebuild"):
+        search(tmp_path, 6, spoils, **given)
+    assert len(begun) == 4
+    model_sources._opened.pop(str(tmp_path)).close()  # of this process, which no worker's is
+    with elastix.Store(tmp_path) as store:
+        store.rebuild()
+    after = search(tmp_path, 6, **given)
+    assert [trial.state for trial in after] == ["finished"] * 6
+    assert after[3].inherited
+
+
+def test_packs_that_are_out_of_reach_end_the_campaign_and_no_trial_fails(tmp_path):
+    before = search(tmp_path, 6)
+    assert any(trial.state == "paused" for trial in before)
+    packs, away = tmp_path / "packs", tmp_path / "away"
+    hidden = []
+
+    def loses(ctx):
+        if not hidden:
+            packs.rename(away)
+            hidden.append(True)
+        learns(ctx)
+
+    more = {"rungs": elastix.Asha(first=1, eta=2, last=1)}
+    with pytest.raises(StoreError, match=r"no directory .*packs.*mounted"):
+        search(tmp_path, 16, loses, **more)
+    packs.exists() or away.rename(packs)
+    after = search(tmp_path, 16, **more)
+    assert {trial.state for trial in after} == {"finished"}
 
 
 def test_a_campaign_goes_on_with_the_seed_that_it_began_with(tmp_path, caplog):

@@ -4,7 +4,15 @@ import math
 
 import pytest
 
-from elastix.errors import EveryTrialFailed, NeverReported, SearchError, StoreError
+from elastix.errors import (
+    Corrupt,
+    EveryTrialFailed,
+    NeverReported,
+    NotFound,
+    SearchError,
+    StoreDamaged,
+    StoreError,
+)
 from elastix.events import TrialEnded, TrialLost
 from elastix.search.advisers import Advisers
 from elastix.search.executors.executor import Ended, EndedKind
@@ -168,12 +176,20 @@ def test_fewer_do_at_the_end(make):
     desk.endings.look_for_scores()
 
 
-def test_a_store_that_failed_is_no_fault_of_the_trial(make):
+@pytest.mark.parametrize("error", [StoreError("full"), StoreDamaged("the index is damaged")])
+def test_a_store_that_failed_is_no_fault_of_the_trial(make, error):
     desk = make()
     case = desk.runs(0.5)
-    with pytest.raises(StoreError):
-        desk.ends(case, "raised", error=StoreError("full"))
+    with pytest.raises(type(error)):
+        desk.ends(case, "raised", error=error)
     assert case.trial.state is WAITING
+
+
+@pytest.mark.parametrize("error", [Corrupt("of one model"), NotFound("retired")])
+def test_a_model_that_cannot_be_read_fails_the_trial_that_was_to_go_on_from_it(make, error):
+    desk = make()
+    desk.ends(desk.runs(0.5), "finished")
+    assert desk.ends(desk.runs(0.5), "raised", error=error) is FAILED
 
 
 def test_at_a_rung_those_behind_stay_paused_and_the_best_go_on(make):
