@@ -231,6 +231,30 @@ def gradients_kept(ctx):
         optimizer.step()
 
 
+def gradients_of_slices_kept(ctx):
+    """A slice's gradients stay as they are, and a hook may write the next slice's over its own."""
+    model = net()
+    scratch = {parameter: torch.empty_like(parameter) for parameter in model.parameters()}
+
+    def clamp(parameter):
+        with torch.no_grad():
+            torch.clamp(parameter.grad, -0.01, 0.01, out=scratch[parameter])
+        parameter.grad = scratch[parameter]
+
+    for parameter in list(model.parameters())[::2]:
+        parameter.register_post_accumulate_grad_hook(clamp)
+    model, optimizer = ctx.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    plain = list(model.parameters())[1::2]
+    for step in steps(ctx):
+        kept = []
+        for x, y in step:
+            F.cross_entropy(model(x), y).backward()
+            kept.append([(p.grad, p.grad.clone()) for p in plain])
+        assert all(torch.equal(*pair) for pairs in kept[:-1] for pair in pairs)
+        optimizer.step()
+        optimizer.zero_grad()
+
+
 class Tempered(nn.Module):
     def __init__(self):
         super().__init__()
@@ -305,6 +329,7 @@ WORK = {
         sparse_embeddings,
         complex_parameters,
         gradients_kept,
+        gradients_of_slices_kept,
         noise_before_slices,
         noise_past_the_counters,
         buffers_changed_between_steps,

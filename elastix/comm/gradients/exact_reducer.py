@@ -167,6 +167,8 @@ class ExactReducer(Reducer):
         for buffers in self._buffers:
             buffers.end_slice(self._local.ratio, counts=False)
         self._streams.wait_for_current()
+        for sums in self._sums:
+            sums.own()
         for gradients in self._gradients:
             gradients.forget_slice()
 

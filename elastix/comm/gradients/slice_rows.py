@@ -5,8 +5,10 @@ are written, and read again when those of the next slice are added. Left where t
 (`KeptGradients`) they are read once, when there are two to add up.
 """
 
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Sequence
 from functools import cached_property
+from typing import Any
 
 import torch
 
@@ -66,53 +68,40 @@ class FlatRow:
 
 
 class KeptGradients:
-    """Gradients of one slice, as autograd has left them; or of a few slices, added up in them.
-
-    One whose memory is somebody else's, too, is copied: autograd gives two parameters the same if
-    it sends both the same gradient. Whoever still has a slice's gradient when the next slice has
-    one sees the sum in it, as where autograd adds up.
+    """Gradients of one slice, as autograd has left them. They are read, and never written to.
 
     Attributes:
         tail: what comes after the values, as in FlatRow.
+        into: where the sum goes if something is added.
     """
+
+    into: FlatRow
 
     def __init__(self, bucket: Bucket) -> None:
         self.tail = torch.empty_like(bucket.flat[bucket.elements :])
         self._bucket = bucket
         self._gradients: list[torch.Tensor | None] = [None] * len(bucket.views)
         self._versions = [0] * len(bucket.views)
-        self._into: FlatRow | None = None
-
-    @property
-    def into(self) -> "FlatRow | KeptGradients":
-        """See FlatRow."""
-        return self if self._into is None else self._into
-
-    @into.setter
-    def into(self, row: FlatRow) -> None:
-        """What is added next goes there, together with what there is."""
-        self._into = row
 
     def put(self, place: int, gradient: torch.Tensor | None) -> None:
         """See FlatRow."""
         if gradient is None:
             gradient = torch.zeros_like(self._bucket.views[place])
-        elif gradient.requires_grad or not _is_sole(gradient):
-            gradient = gradient.detach().clone()
-        self._set(place, gradient)
+        self._set(place, gradient.detach().clone() if gradient.requires_grad else gradient)
+
+    def own(self) -> None:
+        """Copy what others can write to, or could read. They are in `param.grad` still, too."""
+        for place in range(len(self._gradients)):
+            if not _is_sole(self._gradients, place):
+                self._set(place, self._get(place).clone())
 
     def add(
         self, place: int, gradient: torch.Tensor | None, combine: Combine, *, before: bool
     ) -> torch.Tensor:
-        """See FlatRow."""
-        mine = self._get(place)
-        out = mine if self._into is None else self._into.views[place]
-        self._set(place, _added(mine, gradient, combine, out, before=before))
-        return out
-
-    def drop(self, place: int) -> None:
-        """It was added to another sum."""
+        """See FlatRow. What was there is not needed any more."""
+        total = _added(self._get(place), gradient, combine, self.into.views[place], before=before)
         self._gradients[place] = None
+        return total
 
     def copy_into(self, row: FlatRow) -> None:
         """All of them, and the tail."""
@@ -126,7 +115,7 @@ class KeptGradients:
     def _get(self, place: int) -> torch.Tensor:
         gradient = self._gradients[place]
         if gradient is None:
-            raise RuntimeError(f"the gradient at place {place} was added to another sum before")
+            raise RuntimeError(f"the gradient at place {place} was added to a sum before")
         if gradient._version != self._versions[place]:
             raise ConfigError(
                 "a gradient of a slice was changed in place after the next slice was asked for. "
@@ -149,14 +138,27 @@ def _added(
     return combine(left, right, out=out)
 
 
-def _is_sole(gradient: torch.Tensor) -> bool:
-    """Whether its memory is torch's, and nobody has another tensor in it."""
-    return gradient.untyped_storage().resizable() and _referring_to(gradient) == _ONE
+def _is_sole(gradients: Sequence[Any], place: int) -> bool:
+    """Whether its memory is torch's, and but for `param.grad` nobody has it or a view of it."""
+    if gradients[place] is None:
+        return True
+    memory, itself = _holders(gradients, place)
+    known = gradients[place].untyped_storage().resizable()
+    return known and memory <= _OWN_MEMORY and itself <= _OWN
 
 
-def _referring_to(gradient: torch.Tensor) -> int:
-    storage = gradient.untyped_storage()
-    return int(torch._C._storage_Use_Count(storage._cdata))
+def _holders(gradients: Sequence[Any], place: int) -> tuple[int, int]:
+    """How many refer to a gradient's memory, and to itself."""
+    gradient = gradients[place]
+    memory = torch._C._storage_Use_Count(gradient.untyped_storage()._cdata)
+    return int(memory), sys.getrefcount(gradient) + gradient._use_count()
 
 
-_ONE = _referring_to(torch.empty(1, device="cpu"))
+def _holders_of_sole() -> tuple[int, int]:
+    parameter = torch.nn.Parameter(torch.empty(1, device="cpu"))
+    gradients = [torch.empty(1, device="cpu")]
+    parameter.grad = gradients[0]
+    return _holders(gradients, 0)
+
+
+_OWN_MEMORY, _OWN = _holders_of_sole()

@@ -87,9 +87,9 @@ class SliceSums:
         """Gradients of that slice, which is lacking, come one by one: see `add`."""
         met = self._meet(number)
         for node in met:
-            row, first = self._sums.sums[node], self._first_in(node)
-            if isinstance(row, KeptGradients) and first in self._places:
-                row.into = self._memory(first)
+            row = self._sums.sums[node]
+            if isinstance(row, KeptGradients):
+                row.into = self._memory(self._first_in(node))
         if not met:
             keeps = self._bucket.flat.device.type in self.keeps and number not in self._single
             self._first = KeptGradients(self._bucket) if keeps else self._memory(number)
@@ -104,12 +104,14 @@ class SliceSums:
         """
         if self._first is not None:
             self._first.put(place, gradient)
-        added: _Sum | None = None
         for row, before in self._path:
             gradient = row.add(place, gradient, self._combine, before=before)
-            if isinstance(added, KeptGradients):
-                added.drop(place)
-            added = row
+
+    def own(self) -> None:
+        """The slice in hand is over: what was kept of it is nobody else's."""
+        for row in self._sums.sums.values():
+            if isinstance(row, KeptGradients):
+                row.own()
 
     def take(self, number: int) -> None:
         """The bucket is closed, and holds what slice `number` gave, but for what was collected.
@@ -122,7 +124,8 @@ class SliceSums:
         if self._collecting != number:
             self._collecting = None
             met = self._meet(number)
-            self._settle(met)
+            for node in met:
+                self._settled(node, self._sums.sums[node])
             self._first = None if met else self._memory(number)
         self._value = FlatRow(self._bucket, self._bucket.flat, beside=True)
         if self._first is not None:
@@ -135,8 +138,7 @@ class SliceSums:
     @property
     def rows(self) -> Sequence[tuple[Node, torch.Tensor]]:
         """The sums that this worker has, by the slices in them: the same for each bucket."""
-        self._settle(list(self._sums.sums))
-        return [(node, row.flat) for node, row in self._sums.in_order() if isinstance(row, FlatRow)]
+        return [(node, self._settled(node, row).flat) for node, row in self._sums.in_order()]
 
     def launch(self, group: Group, sharing: Sharing) -> TreeReduction:
         """Start the reduction of all sums into the bucket."""
@@ -176,14 +178,14 @@ class SliceSums:
         """What of it was not collected."""
         return row.flat if self._collecting is None and isinstance(row, FlatRow) else row.tail
 
-    def _settle(self, nodes: Sequence[Node]) -> None:
-        """Sums of these nodes lie in flat memory."""
-        for node in nodes:
-            kept = self._sums.sums[node]
-            if isinstance(kept, KeptGradients):
-                row = self._memory(self._first_in(node))
-                kept.copy_into(row)
-                self._sums.sums[node] = row
+    def _settled(self, node: Node, row: _Sum) -> FlatRow:
+        """That sum, in flat memory."""
+        if isinstance(row, FlatRow):
+            return row
+        settled = self._memory(self._first_in(node))
+        row.copy_into(settled)
+        self._sums.sums[node] = settled
+        return settled
 
     def _first_in(self, node: Node) -> int:
         return next(number for number in node.slices if number in self._present)

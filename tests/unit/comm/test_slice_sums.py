@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from elastix.comm.gradients.buckets import build_buckets
+from elastix.comm.gradients.slice_rows import KeptGradients
 from elastix.comm.gradients.slice_sums import SliceSums
 from elastix.comm.network.process_group import Alone, Wiring
 from elastix.comm.network.tree_reduction import Sharing
@@ -160,6 +161,65 @@ def test_gradients_that_are_kept_as_autograd_left_them_add_up_to_the_same(absent
         assert torch.equal(bits(bucket.flat), bits(wanted))
 
 
+def taken(sums, bucket, number, made):
+    """A slice whose gradients, which `made` makes in the shapes of views, come one by one."""
+    sums.begin_slice()
+    sums.collect(number)
+    for place, view in enumerate(bucket.views):
+        bucket.parameters[place].grad = made(view)
+        sums.add(place, bucket.parameters[place].grad)
+    bucket.close(1)
+    sums.take(number)
+    sums.own()
+    for parameter in bucket.parameters:
+        parameter.grad = None
+
+
+def of_one(shape=(6,)):
+    """A bucket of one parameter, and its sums at the beginning of a step of two slices."""
+    bucket = build_buckets([torch.nn.ParameterList([torch.zeros(shape)])])[0]
+    sums = SliceSums(bucket)
+    sums.begin(range(2), 2)
+    return bucket, sums
+
+
+def kept(sums):
+    (row,) = sums._sums.sums.values()
+    assert isinstance(row, KeptGradients)
+    return row._gradients[0]
+
+
+def test_a_gradient_that_nobody_else_has_is_not_copied():
+    bucket, sums = of_one()
+    memory = []
+
+    def made(view):
+        gradient = torch.ones_like(view)
+        memory.append(gradient.data_ptr())
+        return gradient
+
+    taken(sums, bucket, 0, made)
+    assert [kept(sums).data_ptr()] == memory
+
+
+@pytest.mark.parametrize("hold", [lambda gradient: gradient.view(2, 3), lambda gradient: gradient])
+def test_what_somebody_has_of_a_slice_stays_as_it_was_and_may_be_written_to(hold):
+    bucket, sums = of_one()
+    held = []
+
+    def made(view):
+        gradient = torch.ones_like(view)
+        held.append(hold(gradient))
+        return gradient
+
+    taken(sums, bucket, 0, made)
+    held[0].mul_(5)  # a buffer that a hook of theirs uses again
+    taken(sums, bucket, 1, lambda view: torch.full_like(view, 2))
+    assert torch.equal(held[0].flatten(), torch.full((6,), 5.0))
+    ((_, row),) = sums.rows
+    assert torch.equal(bucket.views_in(row)[0], torch.full((6,), 3.0))
+
+
 def test_gradients_in_one_memory_are_not_added_up_in_it():
     """Autograd gives two parameters the same memory if it sends both the same gradient."""
     bucket = build_buckets([torch.nn.ParameterList([torch.zeros(6), torch.zeros(2, 3)])])[0]
@@ -167,47 +227,29 @@ def test_gradients_in_one_memory_are_not_added_up_in_it():
     sums.begin(range(2), 2)
     shared = torch.ones(6)
     for number in range(2):
-        sums.begin_slice()
-        sums.collect(number)
-        for place, view in enumerate(bucket.views):
-            sums.add(place, shared.view_as(view))
-        bucket.close(1)
-        sums.take(number)
+        taken(sums, bucket, number, shared.view_as)
     assert torch.equal(shared, torch.ones(6))
     ((_, row),) = sums.rows
     assert all(torch.equal(view, torch.full_like(view, 2)) for view in bucket.views_in(row))
 
 
 def test_memory_that_is_not_torchs_is_copied():
-    bucket = build_buckets([torch.nn.ParameterList([torch.zeros(6)])])[0]
-    sums, foreign = SliceSums(bucket), numpy.ones(6, dtype=numpy.float32)
-    sums.begin(range(2), 2)
+    (bucket, sums), foreign = of_one(), numpy.ones(6, dtype=numpy.float32)
     for number in range(2):
-        foreign[:] = number + 1  # a backward function of the user's that has one array
-        sums.begin_slice()
-        sums.collect(number)
-        sums.add(0, torch.from_numpy(foreign))
-        bucket.close(1)
-        sums.take(number)
+        foreign[:] = number + 1  # a backward function of theirs that has one array
+        taken(sums, bucket, number, lambda _: torch.from_numpy(foreign))
     ((_, row),) = sums.rows
     assert torch.equal(bucket.views_in(row)[0], torch.full((6,), 3.0))
 
 
-@pytest.mark.parametrize("asked", [False, True])
-def test_a_gradient_that_is_changed_when_its_slice_is_over_is_an_error(asked):
-    bucket = build_buckets([torch.nn.ParameterList([torch.zeros(6)])])[0]
-    sums, gradient = SliceSums(bucket), torch.ones(6)
-    sums.begin(range(2), 2)
-    sums.collect(0)
-    sums.add(0, gradient)
-    bucket.close(1)
-    sums.take(0)
-    gradient.mul_(2)
+def test_a_gradient_that_is_changed_all_the_same_is_an_error():
+    bucket, sums = of_one()
+    taken(sums, bucket, 0, torch.ones_like)
+    kept(sums).mul_(2)
     sums.begin_slice()
-    if not asked:
-        sums.collect(1)
+    sums.collect(1)
     with pytest.raises(ConfigError, match="changed in place"):
-        sums.rows if asked else sums.add(0, torch.ones(6))
+        sums.add(0, torch.ones(6))
 
 
 def test_what_a_worker_ends_with_lies_where_the_others_read_it():

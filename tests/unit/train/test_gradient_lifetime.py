@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.data import TensorDataset
 
+from elastix.comm.gradients import slice_rows
 from elastix.comm.gradients.gpu_streams import GpuStreams
 from elastix.comm.gradients.gradient_bucket import GradientBucket
 from elastix.comm.gradients.slice_sums import SliceSums
@@ -143,3 +144,17 @@ def test_gradients_of_several_streams_are_copied_after_all_of_them(tmp_path, mon
     assert len(filled) == STEPS
     for place in filled[1:]:  # one is that of the launch before; the first step's waits for its end
         assert called[place - 2 : place] == ["join", "join"]
+
+
+def test_gradients_of_slices_that_nobody_has_are_kept_as_autograd_left_them(tmp_path, monkeypatch):
+    found = []
+
+    def looked(gradients, place):
+        found.append(is_sole(gradients, place))
+        return found[-1]
+
+    is_sole = slice_rows._is_sole
+    monkeypatch.setattr(slice_rows, "_is_sole", looked)
+    run(tmp_path, sliced, Watched(), exact=True)
+    assert len(found) >= STEPS
+    assert all(found)
