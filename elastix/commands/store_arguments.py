@@ -30,15 +30,16 @@ def require_folder(store: str) -> None:
     Raises:
         NotFound, StoreError: it is not so.
     """
-    if not Path(store).is_dir():
-        raise NotFound(f"there is no directory {store}. Name the store with --store.")
-    for folder in (Path(store), Path(store) / "runs"):
+    root = Path(store)
+    for folder in (root, root / "runs"):
         try:
             os.scandir(folder).close()
-        except FileNotFoundError:
-            pass  # it has no runs
         except OSError as error:
-            raise StoreError(f"reading {folder} failed: {error.strerror}.") from error
+            if folder == root and isinstance(error, FileNotFoundError | NotADirectoryError):
+                told = f"there is no directory {store}. Name the store with --store."
+                raise NotFound(told) from error
+            if not isinstance(error, FileNotFoundError):  # it may have no runs
+                raise StoreError(f"reading {folder} failed: {error.strerror}.") from error
 
 
 def _names(ctx: typer.Context, incomplete: str) -> list[str]:

@@ -4,6 +4,7 @@ Most lines of a journal are steps; they are skipped unread, so a run of a millio
 in about a second. Not here: the size of what is stored (commands.runs), a run in full (progress).
 """
 
+import stat
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Any
 
 from elastix.arguments import closest
 from elastix.config import RunConfig, is_name
-from elastix.errors import Corrupt, ElastixError, NotFound
+from elastix.errors import Corrupt, ElastixError, NotFound, StoreError
 from elastix.events import (
     CampaignEnded,
     CampaignStarted,
@@ -92,10 +93,17 @@ def find(store: Path, name: str) -> Path:
     Raises:
         ConfigError: no run can have that name.
         NotFound: there is none of that name; names those that are there.
+        StoreError: it cannot be told, as somebody may not look there.
     """
     run = RunConfig(name=name, store=str(store))
     path, store = run.directory / JOURNAL, Path(run.store)
-    if not path.is_file():
+    try:
+        there = stat.S_ISREG(path.stat().st_mode)
+    except (FileNotFoundError, NotADirectoryError):
+        there = False
+    except OSError as error:  # is_file() takes that for no, or not, as the version of Python is
+        raise StoreError(f"reading {path} failed: {error.strerror}.") from error
+    if not there:
         raise NotFound(f"there is no run {name!r} in {store}. {known(names(store), name)}")
     return path
 

@@ -11,6 +11,7 @@ import fcntl
 import json
 import os
 import socket
+import stat
 import time
 import weakref
 from dataclasses import asdict, dataclass
@@ -174,7 +175,12 @@ def _in_place(file: int, path: Path) -> bool:
 
 
 def _open(path: Path, flags: int) -> int:
-    return os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+    """Nobody waits at a pipe that somebody else has put there."""
+    file = os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK, 0o644)
+    if not stat.S_ISREG(os.fstat(file).st_mode):
+        os.close(file)
+        raise OSError(errno.EINVAL, "it is no file")
+    return file
 
 
 def _taken(file: int, kind: int, path: Path) -> bool:

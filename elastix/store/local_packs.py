@@ -66,7 +66,8 @@ class LocalPacks:
     def _open(self, pack: str) -> int:
         path = self._path + check_name(pack)
         try:
-            return os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
+            # Nobody waits at a pipe in its place, which has no bytes.
+            return os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
         except OSError as error:
             if error.errno == errno.ENOENT and not self._folder.is_dir():
                 raise StoreError(  # no fault of one pack: nothing was damaged, and nothing retired
@@ -150,11 +151,11 @@ class LocalPacks:
 def _open_to_lock(path: Path) -> int:
     """For writing where that is allowed: NFS locks alone only what may be written."""
     try:
-        return os.open(path, os.O_RDWR | os.O_NOFOLLOW)
+        return os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError as error:
         if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
             raise
-        return os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
+        return os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
 
 
 class _Mapped:

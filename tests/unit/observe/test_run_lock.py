@@ -43,6 +43,14 @@ def file_system(request, monkeypatch):
         monkeypatch.setattr(fcntl, "flock", nfs(fcntl.flock))
 
 
+@pytest.mark.timeout(30)
+@pytest.mark.parametrize("asked", [holder, lambda path: Lock(path, WHAT)])
+def test_nobody_waits_at_a_pipe_in_the_place_of_a_lock(tmp_path, asked):
+    os.mkfifo(tmp_path / "run.lock")
+    with pytest.raises(StoreError, match=r"run\.lock cannot be locked: .*is no file"):
+        asked(tmp_path / "run.lock")
+
+
 def test_a_lock_has_one_holder_who_is_named_to_the_others(tmp_path, file_system):
     path = tmp_path / "deep" / "run.lock"
     assert holder(path) is None

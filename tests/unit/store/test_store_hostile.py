@@ -435,6 +435,20 @@ def test_nobody_waits_at_a_pipe(tmp_path: Path, name: str, read_only: bool) -> N
         Store(tmp_path, read_only=read_only)
 
 
+@pytest.mark.timeout(30)
+def test_nobody_waits_at_a_pipe_in_the_place_of_a_pack(tmp_path: Path) -> None:
+    with Store(tmp_path) as store:
+        ref = store.put(small(1))
+    (pack,) = (tmp_path / "packs").iterdir()
+    pack.unlink()
+    os.mkfifo(pack)
+    with Store(tmp_path) as store:
+        with pytest.raises(Corrupt, match=ref[:12]):
+            store.get(ref)
+        assert store.verify()
+        assert LocalPacks(tmp_path).alive(pack.name) is False
+
+
 def test_an_unreadable_index_is_made_anew(tmp_path: Path) -> None:
     root = tmp_path / "store"
     with Store(root) as store:
