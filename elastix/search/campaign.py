@@ -306,7 +306,6 @@ class Campaign:
                     objectives=self.objectives,
                     budget=self._budget,
                     enqueued=self._enqueued,
-                    seed=facts["seed"],
                     max_losses=self._losses_allowed(),
                     retries=self._retries,
                     rerank=self._rerank,
@@ -447,7 +446,9 @@ class Campaign:
                         "another name."
                     )
             facts["began_s"] = known["began_s"]
-            facts["seed"] = before.get("seed", facts["seed"])
+            if database.count():  # without a trial it has not begun: the seed may be mended
+                with readable(database.directory):
+                    facts["seed"] = int(before.get("seed", facts["seed"]))
             facts["code"] = facts["code"] or before.get("code", "")
         if before is None:
             database.commit([], {"campaign": facts})

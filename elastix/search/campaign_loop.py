@@ -53,7 +53,6 @@ class LoopTerms:
         objectives: what is optimised.
         budget: when to stop.
         enqueued: what is tried before the searcher is asked; what was tried already is left out.
-        seed: of the first trial; the others have the following ones.
         max_losses: how often a trial may lose its worker before it counts as failed.
         retries: how often a trial that raised is run again.
         give_up_after: so many failed trials, and none that did not fail, end the campaign.
@@ -64,7 +63,6 @@ class LoopTerms:
     objectives: Objectives
     budget: Budget
     enqueued: Sequence[Config] = ()
-    seed: int = 0
     max_losses: int = 3
     retries: int = 0
     give_up_after: int = 5

@@ -167,7 +167,7 @@ class _StorageErrors(AbstractContextManager[None]):  # no generator: it is enter
 
 def one_line(path: Path) -> str:
     """A path for a note, which has lines: whatever is in its name."""
-    return str(path).encode("unicode_escape").decode()
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in str(path))
 
 
 @lru_cache(maxsize=4096)

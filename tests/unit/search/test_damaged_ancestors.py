@@ -9,11 +9,12 @@ from ConfigSpace import ConfigurationSpace, Float, Integer
 
 import elastix
 from elastix.config import InheritConfig
-from elastix.errors import StoreDamaged, StoreError
+from elastix.errors import Corrupt, StoreDamaged, StoreError
 from elastix.search import model_sources
 from elastix.search.executors.serial import Local
 from elastix.search.model_sources import InheritTerms, StoreDirectory, TrialModelSource
 from elastix.search.trial import Objectives
+from elastix.search.trial_database import TrialDatabase
 from elastix.store import signature
 from tests.search_parts import Net, data, learns
 
@@ -21,7 +22,7 @@ SPACE = ConfigurationSpace(space=[Float("x", (0.01, 0.5)), Integer("depth", (1, 
 RUNGS = elastix.Asha(first=1, eta=2, last=2)
 
 
-def search(store, trials, train=learns, **options):
+def search(store, trials, train=learns, executor=None, **options):
     run = {"name": "family", "store": str(store), **options.pop("run", {})}
     return elastix.Campaign(
         train,
@@ -29,7 +30,7 @@ def search(store, trials, train=learns, **options):
         metric="accuracy",
         budget=elastix.Budget(trials=trials),
         run=elastix.RunConfig(**run),
-        executor=Local(),
+        executor=executor or Local(),
         quiet=True,
     ).run()
 
@@ -226,3 +227,29 @@ def test_a_campaign_goes_on_with_the_seed_that_it_began_with(tmp_path, caplog):
     assert [(t.config, t.state, t.results) for t in other] == [
         (t.config, t.state, t.results) for t in same
     ]
+
+
+class Refusing(Local):
+    """No worker can be had."""
+
+    def open(self, train):
+        raise StoreError("no workers")
+
+
+def test_a_campaign_without_a_trial_has_begun_with_no_seed(tmp_path, caplog):
+    with pytest.raises(StoreError, match="no workers"):
+        search(tmp_path / "one", 4, executor=Refusing(), run={"seed": 33})
+    found = search(tmp_path / "one", 4, run={"seed": 3})
+    assert caplog.text == ""
+    expected = search(tmp_path / "two", 4, run={"seed": 3})
+    assert [trial.config for trial in found] == [trial.config for trial in expected]
+    search(tmp_path / "one", 5, run={"seed": 33})
+    assert "goes on with seed 3," in caplog.text
+
+
+def test_a_campaign_whose_seed_is_none_is_damaged(tmp_path):
+    search(tmp_path, 2)
+    with TrialDatabase(tmp_path / "runs" / "family") as database:
+        database.commit([], {"campaign": {**database.fact("campaign"), "seed": None}})
+    with pytest.raises(Corrupt, match="holds what is of no campaign"):
+        search(tmp_path, 4)

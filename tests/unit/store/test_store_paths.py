@@ -9,6 +9,7 @@ from pyarrow.fs import LocalFileSystem
 from elastix.config import RunConfig
 from elastix.errors import ConfigError
 from elastix.store import Store, owner
+from elastix.store.packs import one_line
 from elastix.store.remote import RemoteClaims
 from elastix.testing.store_contract import same, small
 
@@ -26,6 +27,20 @@ ODD = {
     "home, not of anybody": "~nobody.of.that.name",
     "long": "x" * 255,
 }
+
+
+@pytest.mark.parametrize(
+    ("name", "shown"),
+    [
+        ("home/jörg/models", "home/jörg/models"),
+        ("back\\slash", "back\\slash"),
+        ("two\nlines", "two\\nlines"),
+        ("\u2028\x1b[1m", "\\u2028\\x1b[1m"),
+        (os.fsdecode(b"\xff"), "\\udcff"),
+    ],
+)
+def test_a_path_in_a_note_reads_as_it_is_and_has_one_line(name: str, shown: str) -> None:
+    assert one_line(Path(name)) == shown
 
 
 def another_process_puts(path: str) -> None:
