@@ -11,6 +11,7 @@ import json
 import math
 import sqlite3
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
@@ -661,8 +662,9 @@ class Index:
         )
         alive = int(Status.ALIVE)
         try:
-            for number, status, score, paths, ids, ref in found:
-                yield _entry(number, score, paths, ids, ref) if status == alive else number
+            with closing(found):  # a traceback would keep it open, and the index with it
+                for number, status, score, paths, ids, ref in found:
+                    yield _entry(number, score, paths, ids, ref) if status == alive else number
         except TypeError as error:
             raise damaged(f"a signature is not one: {error}") from error
 

@@ -173,13 +173,21 @@ def test_a_damaged_index_is_not_taken_for_a_damaged_ancestor(tmp_path):
         source_of(tmp_path, "store", None).inherit(Net(1))
 
 
-def test_a_damaged_index_ends_the_campaign_and_no_trial_fails(tmp_path):
+@pytest.mark.timeout(30)  # whoever closes the store waits a minute for a question left half asked
+@pytest.mark.parametrize(
+    "harm",
+    [
+        "UPDATE clock SET seq = 'x'",  # whoever stores a model meets that
+        "UPDATE models SET paths = x'00', rev = 1 + (SELECT rev FROM clock)",  # who looks for one
+    ],
+)
+def test_a_damaged_index_ends_the_campaign_and_no_trial_fails(tmp_path, harm):
     begun = []
 
     def spoils(ctx):
         begun.append(ctx.config)
         if len(begun) == 4:
-            spoil(tmp_path, "UPDATE clock SET seq = 'x'")
+            spoil(tmp_path, harm)
         learns(ctx)
 
     given = {"rungs": None, "inherit": InheritConfig(provider="store")}
