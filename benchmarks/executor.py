@@ -218,7 +218,7 @@ def loop_us(trials: int, rungs: Rungs | None) -> float:
     with tempfile.TemporaryDirectory() as folder, TrialDatabase(Path(folder)) as database:
         budget = elastix.Budget(trials=trials, epochs=1e12)
         loop = Loop(
-            LoopTerms(name="waiting", objectives=Objectives.of("score"), budget=budget),
+            LoopTerms(objectives=Objectives.of("score"), budget=budget),
             database,
             searcher,
             rungs,

@@ -150,7 +150,6 @@ def run(name: str, system: str, seed: int, epochs: int) -> tuple[float, int]:
     searcher.start(table.space, seed=seed)
     rungs = Asha(first=1, eta=3, last=LAST) if paused else None
     terms = LoopTerms(
-        name=system,
         objectives=Objectives.of("loss", "min"),
         budget=elastix.Budget(epochs=epochs),
     )

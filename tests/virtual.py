@@ -84,7 +84,7 @@ class Rig:
         self.make_searcher = searcher or Drawing
         self.rungs = rungs
         self.slots = slots
-        self.terms = {"name": "test", "objectives": Objectives.of("score"), **terms}
+        self.terms = {"objectives": Objectives.of("score"), **terms}
         self.clock = Clock()
         self.works = []
         self.loop = None

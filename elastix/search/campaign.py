@@ -302,7 +302,6 @@ class Campaign:
             bus.subscribe(store_size.read)
             loop = Loop(
                 LoopTerms(
-                    name=self.name,
                     objectives=self.objectives,
                     budget=self._budget,
                     enqueued=self._enqueued,

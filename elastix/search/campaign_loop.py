@@ -49,7 +49,6 @@ class LoopTerms:
     """What a loop goes by, beside its parts.
 
     Attributes:
-        name: of the campaign.
         objectives: what is optimised.
         budget: when to stop.
         enqueued: what is tried before the searcher is asked; what was tried already is left out.
@@ -59,7 +58,6 @@ class LoopTerms:
         rerank: how many of the best are run again without inheritance at the end.
     """
 
-    name: str
     objectives: Objectives
     budget: Budget
     enqueued: Sequence[Config] = ()
