@@ -80,7 +80,8 @@ class Loader:
         within: what of the worker's share of the last batch, or of the last slice, this process
             had; 1 for all.
         overtaken: the State that came is of another epoch than the loop of the train function.
-        came_to_none: a loop over an epoch began where that had no batch left.
+        gave: the train function had a batch of it.
+        came_to_none: it had none, as its loop over an epoch began where that had none left.
     """
 
     def __init__(self, number: int, source: Source, pace: Pace) -> None:
@@ -93,7 +94,7 @@ class Loader:
         self._pace = pace
         self._within = False  # a loop over epochs
         self._planned = 1  # epochs of it
-        self.overtaken = self.came_to_none = False
+        self.overtaken = self.gave = self.came_to_none = False
         self._drawn_out = False  # the train function has come to the end of this epoch
         self._ahead = self.cursor
         self._drawn: list[Draw] = []
@@ -463,7 +464,6 @@ class _Batches:
     def __init__(self, loader: Loader) -> None:
         self._loader = loader
         self._draws = False  # the last batch of the loader is from here
-        self._came = False  # there was one
 
     def __iter__(self) -> Iterator[Any]:
         return self
@@ -474,7 +474,7 @@ class _Batches:
         self._draws = True
         batch = self._loader.next_batch()
         if batch is None:
-            self._loader.came_to_none |= not self._came
+            self._loader.came_to_none = not self._loader.gave
             raise StopIteration
-        self._came = True
+        self._loader.gave, self._loader.came_to_none = True, False
         return batch

@@ -222,8 +222,12 @@ class Evaluation(RoundAlone):
 
     @property
     def _first(self) -> range:
-        """A batch as any other: a metric need not know what to do with a single sample."""
-        size = self._micro if self._unit > 1 else self._batch_size
+        """A batch as any other: a metric need not know what to do with a single sample.
+
+        It is no larger than a place's part of a batch, which is what fits into its memory.
+        """
+        parts = 1 if self._places is None else self._places.part[1]
+        size = self._micro if self._unit > 1 else -(-self._batch_size // parts)
         return range(len(self._dataset))[:size]  # type: ignore[arg-type]
 
     def means(self, result: torch.Tensor) -> dict[str, float]:

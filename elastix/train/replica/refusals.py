@@ -38,8 +38,8 @@ OTHER_TURN = (
 
 CAME_TO_NONE = (
     "This worker began where an epoch had no batch left: it joined there, or the run goes on from "
-    "a State of there. So the loop over the epoch was not run, and what it sets is not there. Set "
-    "it before that loop too, or use it within."
+    "a State that was captured there. So the loop over the epoch was not run, and what it sets is "
+    "not there. Set it before that loop too, or use it within."
 )
 
 LEFT_OVER = (

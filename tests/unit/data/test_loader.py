@@ -567,3 +567,30 @@ def test_one_that_waits_in_a_loop_that_the_group_is_through_with_is_replaced(exa
     replaced = epoch >= 2 or (exact and epoch == 1)
     with pytest.raises(Fenced) if replaced else nullcontext():
         Member._look_if_overtaken(member)
+
+
+def test_an_epoch_that_ends_for_who_had_batches_of_it_did_not_come_to_none():
+    """A second loop over it has none, and every name that the first one sets is there."""
+    loader, _ = loader_of()
+    for epoch in loader.epochs(1):
+        for _ in epoch:
+            loader.commit((0,))
+        assert list(epoch) == []
+    assert not loader.came_to_none
+
+
+def test_who_came_to_none_has_had_a_batch_since_it_was_given_one():
+    first, _ = loader_of()
+    for epoch in first.epochs(1):
+        for _ in epoch:
+            first.commit((0,))
+        state = first.state_dict()
+        break
+    joiner, _ = loader_of()
+    joiner.load_state_dict(state)
+    came = []
+    for epoch in joiner.epochs(2):
+        for _ in epoch:
+            joiner.commit((0,))
+        came.append(joiner.came_to_none)
+    assert came == [True, False]

@@ -1,5 +1,6 @@
 """A metric over a dataset that a group shares out, without a group."""
 
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -36,3 +37,38 @@ def test_a_metric_is_given_batches_alone_by_who_has_none_and_by_who_follows():
     sums = alone.payload(SimpleNamespace(rank=0, size=1))
     assert not idle.any()
     assert follower.means(sums) == alone.means(sums)
+
+
+class Places:
+    """Eight that split a worker's samples, as one of them sees them."""
+
+    last_stage = None
+
+    def __init__(self, index):
+        self.part = self.stream = index, 8
+
+    def agree(self, *_numbers):
+        return True
+
+    def add_up(self, sums):
+        pass
+
+
+@pytest.mark.parametrize("kind", [Evaluation, partial(ExactEvaluation, seed=0)])
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("index", range(8))
+def test_a_place_without_a_sample_runs_no_more_of_them_than_the_others(kind, rank, index):
+    """What does not fit into its memory would end the run at the end of an evaluation."""
+    seen = []
+    work = kind(
+        torch.nn.Linear(1, 1),
+        lambda _, batch: seen.append(len(batch)) or 1.0,
+        list(range(64 + 5)),
+        64,
+        torch.tensor,
+        torch.device("cpu"),
+        Places(index),
+    )
+    work.payload(SimpleNamespace(rank=rank, size=3))
+    work.imitate(None)
+    assert max(seen) <= 64 // 8
