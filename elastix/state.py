@@ -335,7 +335,8 @@ class HeldState:
     """What `capture` would give, if nobody has touched the tensors until it is asked for.
 
     Its metadata are those of now; only small tensors are copied, and little is computed. Of what an
-    optimizer steps a sample is kept: that sees what changes all of a tensor or much of it.
+    optimizer steps, and of what is frozen, a sample is kept: that sees what changes all of a tensor
+    or much of it.
     """
 
     def __init__(

@@ -31,7 +31,7 @@ class GroupCalls:
     Args:
         parts: of the worker.
         steps: of it.
-        state: of it; carries out what all are asked, or one alone that is on its way.
+        state: of it; runs a round with the group, or by itself while this worker is on the way.
         processes: of it.
         step_together: takes the outer step that is due before all look at the model, if any is.
     """

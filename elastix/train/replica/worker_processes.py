@@ -6,7 +6,7 @@ Not here: what they do together while all are there (crew_mates), and what becom
 left (Member.disband).
 
 Invariant: a worker that lacks a process is broken, and each process of it comes out of whatever it
-waits in. `break_up`, `look` and `broken` are for any thread.
+waits in. `break_up` and `broken` are for any thread.
 """
 
 from elastix.comm.driver import GroupDriver

@@ -55,7 +55,7 @@ def test_a_shadow_that_has_parted_says_so_once_for_each_difference(desk):
     assert one.places == [("unequal", 9)] * 4
 
 
-def test_a_joiner_that_has_is_at_its_beginning_and_says_nothing(desk):
+def test_a_joiner_that_has_parted_says_nothing(desk):
     one = desk()
     one.news.unequal(9, 0, "a", "b")
     assert one.said == []
