@@ -11,48 +11,21 @@ from functools import cache
 from types import NoneType, UnionType
 from typing import Any, get_args, get_origin, get_type_hints
 
+from elastix import events
 from elastix.errors import Corrupt
 from elastix.events import (
-    AncestorIgnored,
     BatchShares,
-    CampaignEnded,
-    CampaignStarted,
-    EpochsPlanned,
     Event,
     GenerationFormed,
     LoaderOpened,
     ProcessorsDiffer,
-    Recovered,
     ReplicasCompared,
     ReplicasDiverged,
-    ReplicasLevelled,
-    Reported,
-    Resumed,
-    ResumedFromShadow,
-    RunEnded,
-    RunStarted,
     SamplesLeftOut,
     ShadowDiffers,
     SlicesHandedOver,
     Span,
-    StateDropped,
-    StateNotStored,
-    StateStored,
     StepCommitted,
-    StepVoided,
-    StoreMeasured,
-    TensorsInherited,
-    TrialEnded,
-    TrialLost,
-    TrialReported,
-    TrialStarted,
-    TrialStarved,
-    WorkerJoined,
-    WorkerLeft,
-    WorkerLost,
-    WorkerNotStarted,
-    WorkerRaised,
-    WorkerSlow,
     WorkersMeasured,
     WorkerStarted,
 )
@@ -60,48 +33,9 @@ from elastix.events import (
 _LAST_T = 4e10  # seconds; dates of later times have no name everywhere
 
 _EVENTS: dict[str, type[Event]] = {
-    cls.__name__: cls
-    for cls in (
-        RunStarted,
-        WorkerStarted,
-        GenerationFormed,
-        Resumed,
-        ResumedFromShadow,
-        ProcessorsDiffer,
-        ReplicasLevelled,
-        ShadowDiffers,
-        SamplesLeftOut,
-        LoaderOpened,
-        EpochsPlanned,
-        StepCommitted,
-        SlicesHandedOver,
-        WorkerLost,
-        WorkerNotStarted,
-        WorkerLeft,
-        WorkerSlow,
-        WorkersMeasured,
-        Recovered,
-        WorkerJoined,
-        Reported,
-        TensorsInherited,
-        AncestorIgnored,
-        StateStored,
-        StateNotStored,
-        ReplicasCompared,
-        ReplicasDiverged,
-        StepVoided,
-        StateDropped,
-        WorkerRaised,
-        RunEnded,
-        CampaignStarted,
-        TrialStarted,
-        TrialReported,
-        TrialLost,
-        TrialStarved,
-        StoreMeasured,
-        TrialEnded,
-        CampaignEnded,
-    )
+    name: cls
+    for name, cls in vars(events).items()
+    if isinstance(cls, type) and issubclass(cls, Event) and cls is not Event
 }
 
 
