@@ -10,7 +10,8 @@
   (fire); `batch_kept`: whether each of these steps had it.
 - `slow_over_ideal`: one of three workers slowed three times, over the ideal of speeds (pace).
 - `sentinel_share`, `guard_share`: of a step (shares).
-- `shadow_stall_ms`: how long a stored State holds up the group while a shadow follows (shadow).
+- `shadow_stall_ms`: how long a stored State holds up the group while a shadow follows, over what
+  as many steps take in the same places without one (shadow).
 - `steps_lost_all_killed`: all workers of the group killed at once, with a shadow (shadow).
 - `byte_equal`: runs under schedules of kills and joins, and how many ended with the quiet bytes
   (fire).

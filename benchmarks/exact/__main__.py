@@ -84,7 +84,8 @@ def _timed(details: Details) -> dict[str, Any]:
     for kind in ("sentinel", "guard") if "shares" in details else ():
         found[f"{kind}_share"] = max(row[kind] for row in details["shares"]["models"].values())
     if "shadow" in details:
-        found["shadow_stall_ms"] = details["shadow"]["median"]
+        stall = details["shadow"]["median"] - details["shadow"]["idle_ms"]
+        found["shadow_stall_ms"] = max(0.0, stall)
     return found
 
 

@@ -6,8 +6,9 @@
 - The same eight slices with `exact=True`, over those without.
 
 Kinds of steps take turns in blocks within one run. Exactness belongs to a run, so runs with and
-without take turns, and each is put in relation to DDP's blocks in its own run. Medians over the
-rounds; the spread is that of the quartiles.
+without take turns, and each is put in relation to DDP's blocks in its own run; both have these two
+kinds of steps only, as DDP's own take longer with more kinds in turn. Medians over the rounds; the
+spread is that of the quartiles.
 """
 
 import json
@@ -40,7 +41,7 @@ _SLICES = 8
 def train(ctx: Context) -> None:
     """The train function: a block of steps of each kind in turn."""
     build, batch = MODELS[ctx.config["model"]]
-    rounds, steps, exact = (ctx.config[key] for key in ("rounds", "steps", "exact"))
+    rounds, steps = ctx.config["rounds"], ctx.config["steps"]
     torch.manual_seed(0)
     model, theirs = build(), build()
     model, optimizer = ctx.prepare(model, torch.optim.SGD(model.parameters(), lr=1e-3))
@@ -76,13 +77,14 @@ def train(ctx: Context) -> None:
         return statistics.median(times)
 
     in_eight = batches(_SLICES, _SLICES * batch)
-    kinds: dict[str, Callable[[], None]] = {
+    whole, in_two = batches(None, _RANKS * batch), batches(_RANKS, _RANKS * batch)
+    known: dict[str, Callable[[], None]] = {
         "eight": lambda: sliced(in_eight),
         "ddp": partial(_accumulate, ddp, sgd_of_ddp, _samples(8, batch).tensors, batch),
+        "whole": lambda: plain(whole),
+        "two": lambda: sliced(in_two),
     }
-    if not exact:
-        whole, in_two = batches(None, _RANKS * batch), batches(_RANKS, _RANKS * batch)
-        kinds |= {"whole": lambda: plain(whole), "two": lambda: sliced(in_two)}
+    kinds = {kind: known[kind] for kind in ctx.config["kinds"]}
     found = [{kind: block(step) for kind, step in kinds.items()} for _ in range(rounds + 1)][1:]
     if ctx.rank == 0:
         Path(ctx.config["result"]).write_text(json.dumps(found))
@@ -111,12 +113,14 @@ def _accumulate(
     optimizer.zero_grad()
 
 
-def _run(model: str, rounds: int, steps: int, *, exact: bool) -> list[dict[str, float]]:
+def _run(
+    model: str, rounds: int, steps: int, kinds: Sequence[str], *, exact: bool = False
+) -> list[dict[str, float]]:
     """By round, seconds of a step of each kind."""
     with tempfile.TemporaryDirectory() as directory:
         result, port = Path(directory) / "result.json", _free_port()
         _server = TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False)
-        config = {"model": model, "rounds": rounds, "steps": steps, "port": port, "exact": exact}
+        config = {"model": model, "rounds": rounds, "steps": steps, "port": port, "kinds": kinds}
         config["result"] = str(result)
         run_local(train, _RANKS, config=config, exact=exact, timeout_s=900.0)
         found: list[dict[str, float]] = json.loads(result.read_text())
@@ -139,17 +143,22 @@ def spread(values: Sequence[float]) -> dict[str, float]:
 
 def measure(model: str, rounds: int, steps: int) -> dict[str, Any]:
     """Ratios with their spread, and seconds of each kind of step."""
+    beside_ddp, half = ("eight", "ddp"), -(-rounds // 2)
     usual: list[dict[str, float]] = []
     exact: list[dict[str, float]] = []
-    for number in range(2):  # runs with and without take turns
-        usual += _run(model, -(-rounds // 2), steps, exact=False)
-        exact += _run(model, -(-rounds // 2), steps, exact=True)
-        print(f"{model}: {number + 1} of 2 pairs of runs", flush=True)
+    today: list[dict[str, float]] = []
+    for number in range(2):  # runs take turns
+        usual += _run(model, half, steps, beside_ddp)
+        exact += _run(model, half, steps, beside_ddp, exact=True)
+        today += _run(model, half, steps, ("whole", "two"))
+        print(f"{model}: {number + 1} of 2 times three runs", flush=True)
     middle = statistics.median(r["eight"] / r["ddp"] for r in usual)
     return {
-        "slices_over_today": spread([r["two"] / r["whole"] for r in usual]),
+        "slices_over_today": spread([r["two"] / r["whole"] for r in today]),
         "eight_slices_over_plain": spread([r["eight"] / r["ddp"] for r in usual]),
         "exact_over_slices": spread([r["eight"] / r["ddp"] / middle for r in exact]),
         "exact_s": statistics.median(r["eight"] for r in exact),
-        **{f"{kind}_s": statistics.median(r[kind] for r in usual) for kind in usual[0]},
+        "exact_ddp_s": statistics.median(r["ddp"] for r in exact),
+        **{f"{kind}_s": statistics.median(r[kind] for r in usual) for kind in beside_ddp},
+        **{f"{kind}_s": statistics.median(r[kind] for r in today) for kind in ("whole", "two")},
     }

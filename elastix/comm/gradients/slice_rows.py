@@ -2,11 +2,12 @@
 
 Autograd gives each slice gradients in memory of their own. Copied to flat memory (`FlatRow`) they
 are written, and read again when those of the next slice are added. Left where they are
-(`KeptGradients`) they are read once, when there are two to add up.
+(`KeptGradients`) they are read once, when there are two to add up. What is added to several sums
+in turn (`add_up`) goes through all of them in pieces, which stay in a core's cache.
 """
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -16,6 +17,9 @@ from elastix.comm.gradients.bucket import Bucket
 from elastix.errors import ConfigError
 
 Combine = Callable[..., torch.Tensor]
+
+_PIECE = 1 << 18
+"""Elements: what is between two sums fits into a core's cache beside what is read."""
 
 
 class FlatRow:
@@ -50,21 +54,12 @@ class FlatRow:
         into = self.views[place]
         into.zero_() if gradient is None else into.copy_(gradient)
 
-    def add(
-        self, place: int, gradient: torch.Tensor | None, combine: Combine, *, before: bool
-    ) -> torch.Tensor:
-        """Add one to what is there.
+    def read(self, place: int) -> torch.Tensor:
+        """What is there."""
+        return self.views[place]
 
-        Args:
-            place: which.
-            gradient: None for zeros.
-            combine: the operator.
-            before: what is there is its left operand.
-
-        Returns:
-            The sum.
-        """
-        return _added(self.views[place], gradient, combine, self.views[place], before=before)
+    def forget(self, place: int) -> None:
+        """What is there is not needed any more."""
 
 
 class KeptGradients:
@@ -93,26 +88,14 @@ class KeptGradients:
         """Copy what others can write to, or could read. They are in `param.grad` still, too."""
         for place in range(len(self._gradients)):
             if not _is_sole(self._gradients, place):
-                self._set(place, self._get(place).clone())
+                self._set(place, self.read(place).clone())
 
-    def add(
-        self, place: int, gradient: torch.Tensor | None, combine: Combine, *, before: bool
-    ) -> torch.Tensor:
-        """See FlatRow. What was there is not needed any more."""
-        total = _added(self._get(place), gradient, combine, self.into.views[place], before=before)
-        self._gradients[place] = None
-        return total
+    def read(self, place: int) -> torch.Tensor:
+        """See FlatRow.
 
-    def copy_into(self, row: FlatRow) -> None:
-        """All of them, and the tail."""
-        for place, view in enumerate(row.views):
-            view.copy_(self._get(place))
-        row.tail.copy_(self.tail)
-
-    def _set(self, place: int, gradient: torch.Tensor) -> None:
-        self._gradients[place], self._versions[place] = gradient, gradient._version
-
-    def _get(self, place: int) -> torch.Tensor:
+        Raises:
+            ConfigError: somebody has changed it.
+        """
         gradient = self._gradients[place]
         if gradient is None:
             raise RuntimeError(f"the gradient at place {place} was added to a sum before")
@@ -123,19 +106,58 @@ class KeptGradients:
             )
         return gradient
 
+    def forget(self, place: int) -> None:
+        """See FlatRow."""
+        self._gradients[place] = None
 
-def _added(
-    mine: torch.Tensor,
-    gradient: torch.Tensor | None,
-    combine: Combine,
-    out: torch.Tensor,
-    *,
-    before: bool,
-) -> torch.Tensor:
+    def copy_into(self, row: FlatRow) -> None:
+        """All of them, and the tail."""
+        for place, view in enumerate(row.views):
+            view.copy_(self.read(place))
+        row.tail.copy_(self.tail)
+
+    def _set(self, place: int, gradient: torch.Tensor) -> None:
+        self._gradients[place], self._versions[place] = gradient, gradient._version
+
+
+Row = FlatRow | KeptGradients
+
+
+def add_up(
+    path: Sequence[tuple[Row, bool]], place: int, gradient: torch.Tensor | None, combine: Combine
+) -> None:
+    """Add a gradient to one sum, what comes of it to the next one, and so on.
+
+    What comes of the last one goes into its `into`; what the others have there is not needed any
+    more, and may be anything.
+
+    Args:
+        path: the sums, at least one; and of each, whether it is the left operand.
+        place: of the gradient.
+        gradient: None for zeros.
+        combine: the operator, of single elements.
+
+    Raises:
+        ConfigError: somebody has changed one that was kept.
+    """
+    into = path[-1][0].into.views[place]
     if gradient is None:
-        return torch.add(mine, 0, out=out)  # -0.0 becomes 0.0
-    left, right = (mine, gradient) if before else (gradient, mine)
-    return combine(left, right, out=out)
+        gradient = torch.zeros_like(into)
+    tensors = [gradient, *(row.read(place) for row, _ in path), into]
+    last = len(path) - 1
+    for total, *sums, out in _pieces(tensors) if last else [tensors]:
+        for at, (there, (_, before)) in enumerate(zip(sums, path, strict=True)):
+            left, right = (there, total) if before else (total, there)
+            total = combine(left, right, out=out if at == last else None)
+    for row, _ in path:
+        row.forget(place)
+
+
+def _pieces(tensors: Sequence[torch.Tensor]) -> Iterable[Sequence[torch.Tensor]]:
+    """These, of one shape, bit by bit; all at once if their elements lie otherwise in each."""
+    if not all(tensor.is_cpu and tensor.is_contiguous() for tensor in tensors):
+        return [tensors]
+    return zip(*(tensor.view(-1).split(_PIECE) for tensor in tensors), strict=True)
 
 
 def _is_sole(gradients: Sequence[Any], place: int) -> bool:

@@ -18,13 +18,11 @@ from collections.abc import Collection, Sequence
 import torch
 
 from elastix.comm.gradients.bucket import Bucket, fresh_memory
-from elastix.comm.gradients.slice_rows import Combine, FlatRow, KeptGradients
+from elastix.comm.gradients.slice_rows import Combine, FlatRow, KeptGradients, Row, add_up
 from elastix.comm.network import tree_reduction
 from elastix.comm.network.process_group import Group
 from elastix.comm.network.tree_reduction import Root, Sharing, TreeReduction
 from elastix.comm.slice_tree import Node, PartialSums
-
-_Sum = FlatRow | KeptGradients
 
 
 class SliceSums:
@@ -40,7 +38,7 @@ class SliceSums:
     def __init__(self, bucket: Bucket) -> None:
         self._bucket = bucket
         self._combine: Combine = tree_reduction.combining(bucket.reduce)
-        self._sums: PartialSums[_Sum] = PartialSums((), 1, self._merge)
+        self._sums: PartialSums[Row] = PartialSums((), 1, self._merge)
         self._present: Collection[int] = ()
         self._taken: set[int] = set()
         self._spare: list[FlatRow] = []  # memory of sums that are not needed any more
@@ -49,11 +47,9 @@ class SliceSums:
         self._single: set[int] = set()  # slices that are such a sum by themselves
         self.scale = 1.0
         self._collecting: int | None = None  # the slice whose gradients come one by one
-        self._path: list[
-            tuple[_Sum, bool]
-        ] = []  # what it is added to, and whether that comes first
-        self._first: _Sum | None = None  # where it goes if there is nothing
-        self._value: _Sum | None = None  # the sum that it has come to
+        self._path: list[tuple[Row, bool]] = []  # what it is added to; is that the left operand?
+        self._first: Row | None = None  # where it goes if there is nothing
+        self._value: Row | None = None  # the sum that it has come to
 
     def begin(
         self, present: Collection[int], slices: int, nodes: Sequence[Node] = (), scale: float = 1.0
@@ -104,8 +100,8 @@ class SliceSums:
         """
         if self._first is not None:
             self._first.put(place, gradient)
-        for row, before in self._path:
-            gradient = row.add(place, gradient, self._combine, before=before)
+        if self._path:
+            add_up(self._path, place, gradient, self._combine)
 
     def own(self) -> None:
         """The slice in hand is over: what was kept of it is nobody else's."""
@@ -160,10 +156,10 @@ class SliceSums:
             self._first = None
         return self._sums.path(number)[1]
 
-    def _rows_of(self, met: Sequence[Node], number: int) -> list[tuple[_Sum, bool]]:
+    def _rows_of(self, met: Sequence[Node], number: int) -> list[tuple[Row, bool]]:
         return [(self._sums.sums[node], node.slices.start < number) for node in met]
 
-    def _merge(self, left: _Sum, right: _Sum) -> _Sum:
+    def _merge(self, left: Row, right: Row) -> Row:
         """What was not collected, into the memory of what the slice meets."""
         value = self._value
         met = right if left is value else left
@@ -174,11 +170,11 @@ class SliceSums:
         self._value = into
         return into
 
-    def _lacking(self, row: _Sum) -> torch.Tensor:
+    def _lacking(self, row: Row) -> torch.Tensor:
         """What of it was not collected."""
         return row.flat if self._collecting is None and isinstance(row, FlatRow) else row.tail
 
-    def _settled(self, node: Node, row: _Sum) -> FlatRow:
+    def _settled(self, node: Node, row: Row) -> FlatRow:
         """That sum, in flat memory."""
         if isinstance(row, FlatRow):
             return row
@@ -203,7 +199,7 @@ class SliceSums:
         like = self._bucket.flat
         return FlatRow(self._bucket, fresh_memory(len(like), like.dtype, like.device))
 
-    def _keep(self, rows: Collection[_Sum]) -> None:
+    def _keep(self, rows: Collection[Row]) -> None:
         """What is in these is not needed any more."""
         self._spare += [row for row in rows if isinstance(row, FlatRow) and not row.beside]
 

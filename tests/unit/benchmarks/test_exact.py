@@ -24,7 +24,7 @@ DETAILS = {
     "stall": {"median": 0.1, "max": 0.2, "batch_kept": True},
     "pace": {"over_ideal": 1.1},
     "shares": {"models": {"mlp": {"sentinel": 0.01, "guard": 0.002}}},
-    "shadow": {"median": 0.0, "max": 0.1},
+    "shadow": {"median": 0.25, "max": 0.5, "idle_ms": 0.125},
     "dcp": {"dcp_async": 20.0},
     "torchft": {"stall_s": {"median": 1.0, "max": 2.0}},
 }
@@ -42,6 +42,7 @@ def test_all_parts_give_all_keys_and_a_part_its_own():
     flips = {"state_found", "gradient_found", "culprit_named", "false_alarms"}
     assert whole["flips"].keys() == flips
     assert whole["flips"]["false_alarms"] == 2  # those of quiet steps too
+    assert whole["shadow_stall_ms"] == 0.125
     assert summary({"pace": {"over_ideal": 1.1}}) == {"slow_over_ideal": 1.1, "peers": {}}
 
 

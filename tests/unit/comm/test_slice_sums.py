@@ -6,6 +6,7 @@ import numpy
 import pytest
 import torch
 
+from elastix.comm.gradients import slice_rows
 from elastix.comm.gradients.buckets import build_buckets
 from elastix.comm.gradients.slice_rows import KeptGradients
 from elastix.comm.gradients.slice_sums import SliceSums
@@ -126,9 +127,13 @@ def nodes_of(rank, draws, present):
     return both[rank], held_nodes(both[rank], frozenset(present), 8)
 
 
+@pytest.mark.parametrize("piece", [1 << 18, 4])  # elements: the whole gradient, and not a divisor
 @pytest.mark.parametrize("absent", [(), (2, 5, 6, 7)])
-def test_gradients_that_are_kept_as_autograd_left_them_add_up_to_the_same(absent):
+def test_gradients_that_are_kept_as_autograd_left_them_add_up_to_the_same(
+    absent, piece, monkeypatch
+):
     """Of some slices; some share memory, and some of the slices are taken over from another."""
+    monkeypatch.setattr(slice_rows, "_PIECE", piece)
     present = [number for number in range(8) if number not in absent]
     draws = random.Random(1)
     bucket = build_buckets([Model()])[0]
@@ -150,6 +155,8 @@ def test_gradients_that_are_kept_as_autograd_left_them_add_up_to_the_same(absent
             if draws.random() < 0.8:
                 sums.collect(number)
                 for place in draws.sample(range(len(gradients)), len(gradients)):
+                    if draws.random() < 0.2:  # not one element after the other
+                        gradients[place] = torch.stack([gradients[place]] * 2, dim=-1)[..., 0]
                     sums.add(place, gradients[place])
             bucket.close(number + 1)
             sums.take(number)
