@@ -306,9 +306,8 @@ class LocalController(Shell):
             if self._conductor.phase is Phase.GOING_BACK:
                 self._go_back()
             by_line = {line: worker for worker, line in self._lines.items()}
-            ends = {self._processes[worker].sentinel: line for line, worker in by_line.items()}
-            for ready in wait([*by_line, *ends], timeout=_TICK_S):
-                line: Any = ends.get(ready, ready)  # type: ignore[arg-type]
+            for ready in wait(by_line, timeout=_TICK_S):
+                line: Any = ready
                 self._serve(by_line[line], line)
         if self._conductor.error is not None:
             raise self._conductor.error
@@ -393,11 +392,8 @@ class LocalController(Shell):
 
 
 def heard(line: Connection) -> Any:  # noqa: ANN401 - what a worker says
-    """What there is on a line; None if its worker has ended.
-
-    A process that it has forked may hold its end of the line open.
-    """
+    """What there is on a line; None if its worker has ended, were it within a message."""
     try:
-        return line.recv() if line.poll() else None
-    except (EOFError, ConnectionError):
+        return line.recv()
+    except (EOFError, OSError):
         return None

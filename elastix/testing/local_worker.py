@@ -153,6 +153,7 @@ def work(
     """
     torch.set_num_threads(1)
     multiprocessing.set_start_method("fork", force=True)  # as under Ray; not as the supervisor
+    os.register_at_fork(after_in_child=line.close)  # else it would outlive this process there
     device = gpus.take(worker) if gpus is not None else torch.device("cpu")
     gc.freeze()  # as under Ray
     inbox = ThreadSafeInbox()
@@ -256,6 +257,7 @@ def work_in_crews(
     """
     torch.set_num_threads(1)
     multiprocessing.set_start_method("fork", force=True)
+    os.register_at_fork(after_in_child=line.close)  # else it would outlive this process there
     device = gpus.take(process) if gpus is not None else torch.device("cpu")
     gc.freeze()
     lives: queue.SimpleQueue[_OneLife] = queue.SimpleQueue()

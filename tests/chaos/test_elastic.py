@@ -1,9 +1,12 @@
 """Spares, notices, hangs and partitions on real processes; laws 1 throughout."""
 
 import multiprocessing
+import os
+import struct
 import threading
+from multiprocessing.connection import Connection
 from pathlib import Path
-from signal import SIGSTOP, SIGTERM
+from signal import SIGKILL, SIGSTOP, SIGTERM
 
 import pytest
 
@@ -127,6 +130,31 @@ def test_a_death_is_noticed_though_a_process_that_the_worker_has_forked_lives_on
     doomed = with_kills(with_one_that_stays, [Kill(worker=1, phase="bucket", step=4)])
     try:
         result = run(tmp_path, doomed, config={"over": str(over)})
+    finally:
+        over.touch()
+    assert set(result.lost) == {1}
+    assert committed(result.events)[-1].world_size == 2
+
+
+def dying_within_a_message(ctx):
+    """Worker 1 is killed when it has sent the length of a message, and nothing of it."""
+
+    def send_bytes(line, _buffer):
+        os.write(line.fileno(), struct.pack("!i", 1 << 20))
+        os.kill(os.getpid(), SIGKILL)
+
+    def end(phase, _detail):
+        if phase == "bucket" and ctx.step == 4 and ctx.worker == 1:
+            Connection._send_bytes = send_bytes
+
+    ctx.on_phase(end)
+    with_one_that_stays(ctx)
+
+
+def test_a_death_within_a_message_is_noticed_though_a_process_of_the_worker_lives_on(tmp_path):
+    over = tmp_path / "over"
+    try:
+        result = run(tmp_path, dying_within_a_message, config={"over": str(over)})
     finally:
         over.touch()
     assert set(result.lost) == {1}
