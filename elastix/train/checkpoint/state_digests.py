@@ -25,7 +25,7 @@ _OF_THE_WAY = {
     "reports": "those of void steps are counted too",
     "run": "its name",
     "ended": "the train function was through",
-    "under_way": "it is that of a boundary",
+    "at_boundary": "it was captured at a boundary",
     "exact": "what it was computed with",
 }
 _OF_LOADERS = {"paces": "how fast workers are, and whose slices follow from it"}

@@ -36,8 +36,8 @@ DONE_AGAIN = (
     "it is not meant for a run that goes on, do it before ctx.prepare, or only if a tracked object "
     "says that it was not done yet. With exact=True it would have been undone."
 )
-UNDER_WAY = "under_way"
-"""In the metadata of a State: it is that of a boundary, and no run begins with it."""
+AT_BOUNDARY = "at_boundary"
+"""In the metadata of a State: it was captured at a boundary, not before the first one."""
 PUT_BACK = (
     "the run goes on from a State, and the train function has changed %s between ctx.prepare and "
     "its first batch. That had been done when the State was captured, so it was undone. To change "
@@ -90,7 +90,7 @@ class WorkerState:
         self.begun: int | None = None
         self.given: State | None = None
         self.on_the_way = False
-        self._under_way = False  # this worker has come to a boundary
+        self._at_boundary = False  # or past one: this worker has come to its first
         self._beginning: Beginning | None = None  # until the first boundary
         self._ended = False  # the train function is through, and nothing has begun since
         self._metrics: dict[str, Any] = {}  # that were reported last
@@ -155,7 +155,7 @@ class WorkerState:
             "passes_before": self._passes_before,
             "stored_step": self._schedule.stored_step,
             **({ENDED: True} if self._ended else {}),
-            **({UNDER_WAY: True} if self._under_way else {}),
+            **({AT_BOUNDARY: True} if self._at_boundary else {}),
             **({"own": list(self._tracked.own)} if self._tracked.own else {}),
             **exact,
         }
@@ -169,9 +169,9 @@ class WorkerState:
         looked_at = not (self._settings.alone or self._settings.crew or self._driver.watching)
         self._ended = bool(state.meta.get(ENDED))  # whoever is given it from here is told so
         draws = any(name.startswith("@loader/") for name in state.meta)
-        self.on_the_way = not self._under_way and draws and UNDER_WAY in state.meta
+        self.on_the_way = not self._at_boundary and draws and AT_BOUNDARY in state.meta
         # Who is given it at a boundary goes on from just there.
-        again = looked_at and state.meta["step"] > 0 and not (self._ended or self._under_way)
+        again = looked_at and state.meta["step"] > 0 and not (self._ended or self._at_boundary)
         self._beginning = Beginning(state, self._tracked) if again else None
         self._tracked.adopt(state)
         self._steps.load_state_dict(state.meta)
@@ -186,7 +186,7 @@ class WorkerState:
         Of an exact run that is undone: in the undisturbed run it was done once.
         """
         beginning, self._beginning, self._ended = self._beginning, None, False
-        self._under_way, self.on_the_way = True, False
+        self._at_boundary, self.on_the_way = True, False
         if beginning is None or self._driver.watching or beginning.step != self._steps.step:
             return
         if not (self._settings.exact or self._driver.rank == 0):
