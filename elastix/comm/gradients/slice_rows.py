@@ -141,9 +141,8 @@ def add_up(
         ConfigError: somebody has changed one that was kept.
     """
     into = path[-1][0].into.views[place]
-    if gradient is None:
-        gradient = torch.zeros_like(into)
-    tensors = [gradient, *(row.read(place) for row, _ in path), into]
+    new = torch.zeros_like(into) if gradient is None else gradient.detach()
+    tensors = [new, *(row.read(place) for row, _ in path), into]
     last = len(path) - 1
     for total, *sums, out in _pieces(tensors) if last else [tensors]:
         for at, (there, (_, before)) in enumerate(zip(sums, path, strict=True)):
@@ -154,7 +153,7 @@ def add_up(
 
 
 def _pieces(tensors: Sequence[torch.Tensor]) -> Iterable[Sequence[torch.Tensor]]:
-    """These, of one shape, bit by bit; all at once if their elements lie otherwise in each."""
+    """These, of one shape, piece by piece; in one if not all of them are contiguous."""
     if not all(tensor.is_cpu and tensor.is_contiguous() for tensor in tensors):
         return [tensors]
     return zip(*(tensor.view(-1).split(_PIECE) for tensor in tensors), strict=True)

@@ -240,6 +240,16 @@ def test_gradients_in_one_memory_are_not_added_up_in_it():
     assert all(torch.equal(view, torch.full_like(view, 2)) for view in bucket.views_in(row))
 
 
+def test_a_gradient_with_a_graph_is_added_without_it():
+    """As `backward(create_graph=True)` leaves them."""
+    bucket, sums = of_one()
+    for number in range(2):
+        taken(sums, bucket, number, lambda view: torch.ones_like(view).requires_grad_())
+    ((_, row),) = sums.rows
+    assert torch.equal(bucket.views_in(row)[0], torch.full((6,), 2.0))
+    assert not row.requires_grad
+
+
 def test_memory_that_is_not_torchs_is_copied():
     (bucket, sums), foreign = of_one(), numpy.ones(6, dtype=numpy.float32)
     for number in range(2):
