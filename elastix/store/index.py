@@ -170,6 +170,15 @@ def _connect_read_only(path: Path) -> sqlite3.Connection:
     return sql
 
 
+def _having(where: Mapping[str, Any]) -> tuple[list[str], list[Any]]:
+    """Conditions in SQL that the metadata of a model `m` has these values, and what is bound."""
+    values: list[Any] = []
+    for key, value in where.items():
+        values += [f"$.{json.dumps(key)}", json.dumps(value)]
+    # One row that is no JSON, as earlier versions wrote NaN, must not fail the whole query.
+    return ["CASE WHEN json_valid(m.meta) THEN m.meta -> ? = json(?) END"] * len(where), values
+
+
 def _entry(number: int, score: float | None, paths: bytes, ids: bytes, ref: bytes) -> Candidate:
     if (len(paths) | len(ids)) % 8:
         raise damaged(f"a signature has {len(paths)} and {len(ids)} bytes")
@@ -622,23 +631,16 @@ class Index:
             raise _another_model(ref)
         return [_ref(child) for _, child in found]
 
-    def matching(
-        self, where: Mapping[str, Any], tagged: str | None, but: str | None, since: int = 0
-    ) -> set[int]:
+    def matching(self, where: Mapping[str, Any], tagged: str | None, but: str | None) -> set[int]:
         """Rows of the models alive whose metadata has these values and that have such a tag.
 
         Args:
             where: top-level key to text, number or bool; no key has a quotation mark.
             tagged: glob pattern of a tag's name; None takes all.
             but: a ref to leave out.
-            since: only of those that were changed after this `rev`.
         """
-        clauses = ["m.status = 0", "m.rev > ?"]
-        values: list[Any] = [since]
-        for key, value in where.items():
-            # One row that is no JSON, as earlier versions wrote NaN, must not fail the whole query.
-            clauses.append("CASE WHEN json_valid(m.meta) THEN m.meta -> ? = json(?) END")
-            values += [f"$.{json.dumps(key)}", json.dumps(value)]
+        having, values = _having(where)
+        clauses = ["m.status = 0", *having]
         if tagged is not None:
             clauses.append("m.ref IN (SELECT ref FROM tags WHERE name GLOB ?)")
             values.append(tagged)
@@ -648,17 +650,20 @@ class Index:
         query = f"SELECT m.id FROM models m WHERE {' AND '.join(clauses)}"
         return {number for (number,) in self.sql.execute(query, values)}
 
-    def gone_since(self, rev: int) -> set[int]:
-        """Rows of the models that were retired after `rev`, or lack tensors."""
-        query = "SELECT id FROM models WHERE rev > ? AND status != 0"
-        return {number for (number,) in self.sql.execute(query, (rev,))}
+    def entries_since(self, rev: int, where: Mapping[str, Any]) -> Iterator[Candidate | int]:
+        """What to add, or the key to remove, of models changed after `rev`.
 
-    def entries_since(self, rev: int) -> Iterator[Candidate | int]:
-        """What to add, or the key to remove, of models changed after `rev`."""
+        Args:
+            rev: 0 for all there are.
+            where: only of those with such metadata, see `matching`; keys of others may be among
+                those to remove.
+        """
+        having, values = _having(where)
+        wanted = f"(m.status != 0 OR ({' AND '.join(having)}))" if having else "TRUE"
         found = self.sql.execute(
-            "SELECT id, status, score, paths, ids, ref FROM models WHERE rev > ? "
-            "AND (paths NOT NULL OR status = 1)",
-            (rev,),
+            "SELECT m.id, m.status, m.score, m.paths, m.ids, m.ref FROM models m WHERE m.rev > ? "
+            f"AND (m.paths NOT NULL OR m.status = 1) AND {wanted}",
+            (rev, *values),
         )
         alive = int(Status.ALIVE)
         try:

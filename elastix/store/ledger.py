@@ -25,7 +25,8 @@ from elastix.state import Ref
 from elastix.store import gc, lineage, pack_replay, verify
 from elastix.store.gc import Collected
 from elastix.store.index import NONSENSE, Index, Missing, Row, Status, damaged
-from elastix.store.nearest import Candidate, NearestModel, Neighbours
+from elastix.store.nearest import NearestModel
+from elastix.store.neighbourhood import Neighbourhood
 from elastix.store.owner import Owner, crowded, held_elsewhere, refuse_links
 from elastix.store.packs import Claims, Packs, Writer, read_record, storage_errors
 from elastix.store.records import Header, Kind, Place, parse_tag, retired_bytes, tag_bytes
@@ -35,7 +36,7 @@ from elastix.store.verify import Damage, Stats
 logger = logging.getLogger(__name__)
 _RESERVE_BYTES = 1 << 20
 _FOUND_KEPT = 4096
-_FILTERS_KEPT = 16
+_FILTERS_KEPT, _MODELS_KEPT = 16, 1_000_000
 _UNREADABLE = ("SQLITE_CORRUPT", "SQLITE_NOTADB", "SQLITE_ERROR", "")
 """What a damaged file makes SQLite say; "" is another schema, or what no index can contain."""
 
@@ -111,13 +112,11 @@ class Ledger:
         self._claims: Claims | None = None
         self._unsettled: list[Request] = []  # written, it is unknown how far; carried out first
         self._doubted: set[bytes] = set()  # digests and refs whose bytes were found damaged
-        self._neighbours: Neighbours | None = None
-        self._had: dict[str, tuple[int, int, set[int]]] = {}  # by metadata: who has them, see there
-        self._seen: tuple[int, int] = (-1, 0)
+        self._all = Neighbourhood()
+        self._kept: dict[str, Neighbourhood] = {}  # by metadata; what was asked for last at the end
         self._found: dict[str, Row] = {}  # by name, while the index is as it was
         self._found_at: tuple[int, int] = (-1, 0)
         self._sound_tags: set[tuple[str, Ref, Place]] = set()
-        self._rev = self._pruned = 0
         try:
             if read_only:
                 self._open_read_only()
@@ -214,9 +213,9 @@ class Ledger:
 
     def _forget_read(self) -> None:
         """What was remembered of an index that another takes the place of."""
-        self._neighbours = None
-        self._had.clear()
-        self._seen = self._found_at = (-1, 0)
+        self._all = Neighbourhood()
+        self._kept.clear()
+        self._found_at = (-1, 0)
 
     def _set_aside(self, suffix: str = "") -> None:
         """Move the files of the index away, or remove them."""
@@ -600,48 +599,20 @@ class Ledger:
     ) -> NearestModel | None:
         """The model that shares most with these ids."""
         with self.asking() as index:
-            allowed = None
-            if tagged is not None or but is not None:
-                allowed = index.matching(where or {}, tagged, but)
-            elif where:
-                allowed = self._having(where)
-            neighbours = self._refreshed()
+            chosen = tagged is not None or but is not None
+            allowed = index.matching(where or {}, tagged, but) if chosen else None
+            among = self._all if chosen or not where else self._having(where)
+            neighbours = among.of(index)
             return (neighbours.lp if mode == "lp" else neighbours.lcs)(ids, allowed)
 
-    def _refreshed(self) -> Neighbours:
-        version = self._version()
-        if self._neighbours is not None and version == self._seen:
-            return self._neighbours
-        rev, pruned = self.index.changes()
-        if self._neighbours is None or pruned != self._pruned:
-            found = self.index.entries_since(0)
-            self._neighbours = Neighbours(e for e in found if isinstance(e, Candidate))
-        else:
-            for entry in self.index.entries_since(self._rev):
-                if isinstance(entry, Candidate):
-                    self._neighbours.add(entry)
-                else:
-                    self._neighbours.remove(entry)
-        self._seen, self._rev, self._pruned = version, rev, pruned
-        return self._neighbours
-
-    def _having(self, where: dict[str, Any]) -> set[int]:
-        """Rows of the models alive with such metadata; of the next question only what is new.
-
-        A campaign asks the same for each of its trials.
-        """
-        key = json.dumps(where, sort_keys=True)
-        rev, pruned = self.index.changes()
-        since, pruned_then, rows = self._had.pop(key, (0, pruned, set()))
-        if pruned != pruned_then:
-            since, rows = 0, set()
-        if rev != since:
-            rows -= self.index.gone_since(since) if since else set()
-            rows |= self.index.matching(where, None, None, since)
-        if len(self._had) >= _FILTERS_KEPT:
-            self._had.pop(next(iter(self._had)))
-        self._had[key] = (rev, pruned, rows)
-        return rows
+    def _having(self, where: dict[str, Any]) -> Neighbourhood:
+        """Models with such metadata, for several questions: a campaign asks for each trial."""
+        key, kept = json.dumps(where, sort_keys=True), self._kept
+        kept[key] = kept.pop(key) if key in kept else Neighbourhood(where)
+        models = sum(map(len, kept.values()))
+        while len(kept) > _FILTERS_KEPT or (len(kept) > 1 and models > _MODELS_KEPT):
+            models -= len(kept.pop(next(iter(kept))))
+        return kept[key]
 
     # --------------------------------------------------------------------------------- upkeep
 

@@ -7,6 +7,7 @@
 Opening the same folder twice, one after the other, must give the same store.
 """
 
+import math
 import random
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +19,7 @@ import torch
 from elastix.errors import ConfigError, Conflict, NotFound, StateError, StoreError
 from elastix.state import Ref, State, raw_bytes
 from elastix.store import Signature, Store
+from elastix.store.lineage import Mode, shared
 from elastix.store.records import DTYPES
 from elastix.testing.models import chain
 
@@ -385,6 +387,33 @@ class StoreContract:
         left = store.nearest(chain("a b x d"))
         assert left is not None
         assert (left.ref, left.length) == (r1, 2)
+
+    @pytest.mark.parametrize("mode", ["lp", "lcs"])
+    def test_nearest_among_some_is_that_of_a_scan_while_models_come_and_go(
+        self, store: Store, mode: Mode
+    ) -> None:
+        draws, there = random.Random(3), dict[Ref, tuple[Signature, float | None, str]]()
+        for number in range(40):
+            signature = chain(" ".join(draws.choices("ab", k=4)))
+            score, campaign = draws.choice([None, 0.1, 0.5, 0.5]), draws.choice("xyz")
+            state = State(small(number).tensors, {"campaign": campaign})
+            there[store.put(state, signature=signature, score=score)] = signature, score, campaign
+            if draws.random() < 0.4:
+                gone = draws.choice(list(there))
+                store.retire(gone)
+                del there[gone]
+            if draws.random() < 0.1:
+                store.gc()
+            wanted = chain(" ".join(draws.choices("ab", k=4)))
+            for campaign in "xyw":  # nobody asks for z, and w has no model
+                found = store.nearest(wanted, mode, where={"campaign": campaign})
+                among = [  # the first of equals is the oldest
+                    (len(shared(wanted, other, mode)), -math.inf if its is None else its, ref)
+                    for ref, (other, its, of) in there.items()
+                    if of == campaign and shared(wanted, other, mode)
+                ]
+                best = max(among, key=lambda each: each[:2], default=None)
+                assert (found and (found.length, found.ref)) == (best and (best[0], best[2]))
 
     # --------------------------------------------------------------------------------- exchange
 
