@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from elastix.config import CheckpointConfig
-from elastix.errors import Conflict, ElastixError, NotFound, StoreError
+from elastix.errors import Conflict, ElastixError, NotFound, StateError, StoreError
 from elastix.events import Event, StateDropped, StateNotStored, StateStored
 from elastix.state import Ref
 from elastix.store import Store, Vanished
@@ -318,6 +318,10 @@ class Checkpoints:
             return
         except StoreError as error:
             self._end(assembly, CheckpointEnded(assembly.mark, error=error))
+            return
+        except StateError as error:  # of its metadata, which nobody has looked at before
+            told = CheckpointEnded(assembly.mark, error=StoreError(str(error)))
+            self._end(assembly, told)
             return
         ref = self._consolidated(ref, chief)
         self._line, self._line_before = (ref,), parents

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
-from elastix.errors import StoreError
+from elastix.errors import ElastixError, StoreError
 from elastix.state import State, identity
 from elastix.store import Store
 from elastix.train.checkpoint import state_digests
@@ -228,6 +228,9 @@ class Saver:
             message = Delivered(order.mark, share, occasion.place)
         except StoreError as error:
             message = Withdrawn(order.mark, error, place=occasion.place)
+        except Exception as error:  # noqa: BLE001 - who waits for this thread would wait for ever
+            why = str(error) if isinstance(error, ElastixError) else repr(error)
+            message = Withdrawn(order.mark, StoreError(why), place=occasion.place)
         self._send(message)
 
     def _release(self, release: CheckpointEnded) -> None:

@@ -133,6 +133,39 @@ def test_a_place_whose_mates_are_lost_does_not_wait_for_them(run):
     saver.close()
 
 
+def test_a_tensor_that_the_store_cannot_hold_is_told_and_nobody_waits_for_ever(run):
+    """What a store says of a State is no StoreError; the thread that writes must not end by it."""
+    tensors = {"@table/rows[0:4]": torch.arange(4.0)}  # as if it were a part of another
+    saver = Saver(lambda message: run.checkpoints.told(0, message), lambda: Store(run.store))
+    occasion = Occasion(mark=MARK, reason="final", members=(0,))
+    saver.save(State(tensors, {"step": MARK.step}), occasion, ())
+    saver.tell(run.heard(Order)[1])
+    saver.tell(run.heard(CheckpointEnded)[1])
+    assert "reads as if it were a part of another tensor" in str(saver.wait(MARK).error)
+    saver.close()
+    assert [type(event) for event in run.events] == [StateNotStored]
+
+
+def test_metadata_that_the_store_cannot_hold_end_the_checkpoint_and_not_the_coordinator(run):
+    deep = {}
+    for _ in range(200):
+        deep = {"in": deep}
+    for mark, meta in ((CheckpointId(20), {"@deep": deep}), (MARK, {})):
+        offer = Offer(
+            mark=mark,
+            reason="every_steps",
+            members=(0,),
+            groups=((("w",), 16),),
+            meta={"step": mark.step, **meta},
+        )
+        run.checkpoints.told(0, offer)
+        run.heard(Order)
+        run.deliver(0, mark)
+        ended = run.heard(CheckpointEnded)[1]
+        assert ("nested" in str(ended.error)) == bool(meta)
+        assert (ended.ref is None) == bool(meta)
+
+
 def test_what_a_dead_worker_offered_is_not_waited_for(run):
     """Its message may come after the news of its death."""
     run.checkpoints.lost(0)
