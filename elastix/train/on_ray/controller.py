@@ -68,6 +68,7 @@ _TICK_S = 0.2
 _FAREWELL_S = 10.0
 _CLEARING_S = 5.0  # for a task that is to clear up on another node
 _SETTLE_S = 10.0
+_OPENING_S = 60.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,6 +154,7 @@ class Controller(Shell):
         self._places: dict[int, Slot] = {}  # where a process is, until the place is given back
         self._notices = Notices(plan.failure.notices, plan.failure.notices_address)
         self._unwritable = False
+        self._opened = threading.Event()  # the store is
         self._over = threading.Event()
         self._told = time.monotonic()  # when a driver last asked
         with warnings.catch_warnings():  # Ray's property warns of a deprecated one that it uses
@@ -215,6 +217,7 @@ class Controller(Shell):
         store = plan.model_source.open_store() if plan.model_source is not None else None
         store = store or Store(plan.run.store)
         self._keep_checkpoints(store, plan.run.name, plan.checkpoint)
+        self._opened.set()
         settings = Settings(
             directory=plan.directory,
             run=plan.run.name,
@@ -373,9 +376,17 @@ class Controller(Shell):
 
     @ray.method(concurrency_group="store")
     def call(self, method: str, *args: Any, **options: Any) -> Any:  # noqa: ANN401 - any method
-        """A worker's question to the store's index; see StoreServer."""
+        """A worker's question to the store's index; see StoreServer.
+
+        Waits for the store to be open: a controller that was restarted is asked at once.
+        """
         if method.startswith("_"):
             raise StoreError(f"{method!r} is no question to a store.")
+        if not self._opened.wait(_OPENING_S):
+            raise StoreError(
+                f"the controller has not opened the store within {_OPENING_S:g} s, so {method!r} "
+                "was not answered. What was stored before is safe."
+            )
         return getattr(self._checkpoints.store.ledger, method)(*args, **options)
 
     # ------------------------------------------------------------------ watching workers
