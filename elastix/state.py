@@ -335,8 +335,8 @@ class HeldState:
     """What `capture` would give, if nobody has touched the tensors until it is asked for.
 
     Its metadata are those of now; only small tensors are copied, and little is computed. Of what an
-    optimizer steps, and of what is frozen, a sample is kept: that sees what changes all of a tensor
-    or much of it.
+    optimizer steps, of what is frozen, and of large tensors a sample is kept: that sees what
+    changes all of a tensor or much of it.
     """
 
     def __init__(
@@ -367,8 +367,9 @@ class HeldState:
             and not name.startswith(moments)
         }
         self._samples = {
-            name: sample_of(sharding.local(self._live[name]))
-            for name in left_alone & set(self._live)
+            name: sample_of(sharding.local(tensor))
+            for name, tensor in self._live.items()
+            if name not in self._copies and not name.startswith(moments)
         }
 
     def state(self) -> State | None:

@@ -561,6 +561,24 @@ def test_what_was_changed_past_torchs_count_is_held_no_longer(change):
     assert held.state() is None
 
 
+def test_what_is_too_large_to_be_copied_is_not_held_if_an_array_of_it_was_changed():
+    """Losses by sample, say, that the loop writes before an optimizer steps: nobody counts that."""
+    model, table = Net(), Counted()
+    table.table = np.zeros(1 << 18)  # 2 MiB
+    held = HeldState({"": model}, {"table": table}, {})
+    assert held.state() is not None
+    table.table += 1
+    assert held.state() is None
+
+
+def test_an_average_too_large_to_be_copied_is_not_held_if_it_was_written_through_data():
+    average = torch.nn.Linear(1024, 512)  # 2 MiB; no optimizer has it
+    held = HeldState({"": Net(), "@module1/": average}, {}, {})
+    assert held.state() is not None
+    average.weight.data.mul_(0.5)
+    assert held.state() is None
+
+
 def test_what_an_optimizer_steps_is_not_held_if_it_was_changed_by_hand():
     """Weights that are decayed or clamped by `.data` before a step: torch does not count that."""
     model, optimizer = held_model()
