@@ -117,6 +117,10 @@ class Rewind:
         self._again = False
         return not all(torch.equal(raw_bytes(p), raw_bytes(value)) for p, value in kept)
 
+    def forget_parameters(self) -> None:
+        """A State has come: a step that is done again begins with what that has."""
+        self._parameters, self._again = [], False
+
     def restore(self, others: Mapping[str, Stateful]) -> None:
         """Put back what was kept, if the step since then is void."""
         if not self.due:

@@ -132,6 +132,7 @@ class StepCommits:
     def load_state_dict(self, meta: Mapping[str, Any]) -> None:
         """As the metadata of a State have it, which was adopted just now."""
         self.rebase()
+        self.rewind.forget_parameters()
         self.step = meta["step"]
         self.window.load_state_dict(meta.get("window", {}))
         self.checks.load_state_dict(meta)

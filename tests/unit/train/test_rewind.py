@@ -186,3 +186,16 @@ def test_a_state_that_is_made_anew_whenever_it_is_asked_for_is_put_back():
 
     assert rewound({"mean": mean}, step) is None
     assert mean.state == {"mean": 2.0}
+
+
+@pytest.mark.parametrize("given", [True, False])
+def test_a_step_that_is_done_again_may_begin_with_a_state_that_has_come_since(given):
+    model, rewind = torch.nn.Linear(2, 1), Rewind()
+    rewind.keep_parameters([model], again=True)
+    rewind.due = True
+    rewind.restore({})
+    with torch.no_grad():
+        model.weight.add_(1)
+    if given:
+        rewind.forget_parameters()
+    assert rewind.begins_otherwise() is not given
