@@ -337,11 +337,19 @@ class Checkpoints:
                 store_s=time.monotonic() - assembly.first_s,
                 stall_s=max(offer.stall_s for offer in (chief, *assembly.offers.values())),
                 state_bytes=sum(share.nbytes for share in assembly.shares),
-                digest=exact_digest(self.store.manifest(ref)) if chief.meta.get("exact") else "",
+                digest=self._digest(ref) if chief.meta.get("exact") else "",
             )
         )
         self._end(assembly, CheckpointEnded(assembly.mark, ref))
         self._tidy(replaced)
+
+    def _digest(self, ref: Ref) -> str:
+        """Of a State of an exact run, for who compares; it is stored whether or not that can be had."""
+        try:
+            return exact_digest(self.store.manifest(ref))
+        except StoreError as error:
+            logger.warning("no digest run=%s ref=%s error=%s", self._run, ref, error)
+            return ""
 
     def _consolidated(self, ref: Ref, chief: Offer) -> Ref:
         """What a run leaves is kept as one process would have it, not in parts."""
