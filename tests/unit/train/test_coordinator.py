@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from elastix.config import CheckpointConfig
+from elastix.errors import StoreError
 from elastix.events import StateNotStored, StateStored
 from elastix.sharding import Part, Shard
 from elastix.state import State
@@ -164,6 +165,23 @@ def test_metadata_that_the_store_cannot_hold_end_the_checkpoint_and_not_the_coor
         ended = run.heard(CheckpointEnded)[1]
         assert ("nested" in str(ended.error)) == bool(meta)
         assert (ended.ref is None) == bool(meta)
+
+
+def test_a_state_that_cannot_be_digested_once_it_is_stored_is_stored_all_the_same(run, monkeypatch):
+    def manifest(*_):
+        raise StoreError("reading failed: Input/output error.")
+
+    monkeypatch.setattr(run.checkpoints.store, "manifest", manifest)
+    meta = {"step": MARK.step, "exact": "cpu"}
+    run.checkpoints.told(
+        0, Offer(mark=MARK, reason="final", members=(0,), groups=((("w",), 16),), meta=meta)
+    )
+    run.heard(Order)
+    run.deliver(0)
+    ended = run.heard(CheckpointEnded)[1]
+    assert ended.error is None
+    (event,) = run.events
+    assert (event.ref, event.digest) == (ended.ref, "")
 
 
 def test_what_a_dead_worker_offered_is_not_waited_for(run):
