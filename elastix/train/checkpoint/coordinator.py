@@ -344,7 +344,7 @@ class Checkpoints:
         self._tidy(replaced)
 
     def _digest(self, ref: Ref) -> str:
-        """Of a State of an exact run, for who compares; it is stored whether or not that can be had."""
+        """Of a State of an exact run, for who compares; empty if it cannot be had."""
         try:
             return exact_digest(self.store.manifest(ref))
         except StoreError as error:
