@@ -68,6 +68,7 @@ class _WorkerHandle:
     hello: Hello | None = None  # until it is ready
     inhand: deque["_Given"] = field(default_factory=deque)  # the first one is running
     asked: Any = None
+    asked_of: "_Given | None" = None  # what it had in hand then
     asked_s: float = 0.0
     seen: int = 0
     group: tuple[Tail, GroupDeaths] | None = None  # of a trial of several workers
@@ -75,6 +76,10 @@ class _WorkerHandle:
     @property
     def ready(self) -> bool:
         return self.hello is not None
+
+    @property
+    def first(self) -> "_Given | None":
+        return self.inhand[0] if self.inhand else None
 
 
 @dataclass(frozen=True)
@@ -272,7 +277,8 @@ class Pool:
             return []
         if ref == handle.asked:
             handle.asked = None
-            if isinstance(answer, BaseException):
+            # Work that has ended since has told all at its end, and may be about to run again.
+            if isinstance(answer, BaseException) or handle.first is not handle.asked_of:
                 return []
             handle.seen, told = answer
             return list(told)
@@ -384,7 +390,7 @@ class Pool:
         now = time.monotonic()
         for handle in self._handles.values():
             if handle.inhand and handle.asked is None and now - handle.asked_s > _ASK_EVERY_S:
-                handle.asked_s = now
+                handle.asked_s, handle.asked_of = now, handle.first
                 handle.asked = handle.actor.reports.remote(handle.seen)
                 _hear_of_deaths(handle)
 

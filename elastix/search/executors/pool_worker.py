@@ -39,6 +39,10 @@ class Reports:
         self._kept.append(progress)
         self._told += 1
 
+    def forget(self) -> None:
+        """Work is over, and its end tells them all: it may run again, and report otherwise."""
+        self._kept.clear()
+
     def since(self, seen: int) -> tuple[int, list[WorkReport]]:
         """How many there were so far, and those after the first `seen`, as far as they are kept."""
         told, kept = self._told, list(self._kept)
@@ -114,6 +118,7 @@ class PoolWorker(ABC):
         try:
             return packed(self._carry_out(work, lambda: work.number in self._halted))
         finally:
+            self._reports.forget()
             self._halted.discard(work.number)
             self._at = "idle"
 

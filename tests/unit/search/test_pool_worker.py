@@ -10,7 +10,7 @@ import pytest
 from ray import cloudpickle
 
 from elastix.errors import ConfigError
-from elastix.search.executors.executor import Ended, EndedKind, Work
+from elastix.search.executors.executor import Ended, EndedKind, Work, WorkReport
 from elastix.search.executors.pool_worker import LoneWorker, packed
 from elastix.search.model_sources import StoreDirectory, StoredModelSource
 from elastix.state import Ref
@@ -96,3 +96,20 @@ def test_whatever_a_train_function_raises_is_the_end_of_its_trial_and_not_of_the
     assert type(odd).__name__ in ended.summary
     assert "raise odd" in ended.traceback
     assert ended.results == {0: {"m": 1.0}}
+
+
+def test_what_work_has_reported_is_told_once_it_is_over_by_its_end_alone() -> None:
+    """The next one in this process may be the same trial, from its beginning."""
+
+    def train(ctx: Any) -> None:
+        ctx.report(m=ctx.config["m"])
+        if ctx.config["m"] > 1:
+            assert worker.reports(0) == (2, [WorkReport(number=8, seq=0, metrics={"m": 2})])
+
+    worker = LoneWorker(0, cloudpickle.dumps(None), 1)
+    worker._unpickled = train
+    for number, m in ((7, 1), (8, 2)):
+        sent = worker.run(packed(Work(number=number, name=f"a-{number}", config={"m": m}, seed=2)))
+        ended: Ended = pickle.loads(sent)
+        assert (ended.kind, ended.results) == (EndedKind.FINISHED, {0: {"m": m}}), ended.traceback
+        assert worker.reports(0) == (m, [])

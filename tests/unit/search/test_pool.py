@@ -1,0 +1,31 @@
+"""What the pool makes of what its workers say. No Ray: the answers are made up."""
+
+from collections import deque
+
+from elastix.search.executors.executor import Ended, EndedKind, Work, WorkReport
+from elastix.search.executors.packer import Placement
+from elastix.search.executors.pool import Pool, _Given, _WorkerHandle
+from elastix.search.executors.pool_worker import Hello, packed
+
+
+def given(number, ref):
+    work = Work(number=number, name=f"a-{number:05d}", config={}, seed=2)
+    return _Given(ref, work, Placement(number, 0, 1, alone=True))
+
+
+def test_reports_of_a_run_that_has_ended_are_no_news():
+    """The trial is about to run again, and these would count among what it reports then."""
+    pool, report = Pool(), WorkReport(number=7, seq=0, metrics={"score": 1.0})
+    first, second = given(7, "first"), given(8, "second")
+    said = Hello(node="n", pid=1, host="n")
+    handle = _WorkerHandle(0, None, "greeting", hello=said, inhand=deque([first, second]))
+    handle.asked, handle.asked_of = "asked", first
+    ended = Ended(number=7, kind=EndedKind.RAISED, results={0: report.metrics})
+    (told,) = pool._take(handle, "first", packed(ended))
+    assert (told.number, told.kind, told.results) == (7, EndedKind.RAISED, ended.results)
+    assert pool._take(handle, "asked", (1, [report])) == []
+    assert (handle.asked, handle.seen) == (None, 0)
+    handle.asked, handle.asked_of = "asked again", second
+    later = WorkReport(number=8, seq=0, metrics={"score": 2.0})
+    assert pool._take(handle, "asked again", (2, [later])) == [later]
+    assert handle.seen == 2
