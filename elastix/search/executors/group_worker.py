@@ -5,14 +5,17 @@ by forward recovery. Not here: what becomes of the trial when this actor dies (p
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
 import ray
 
 from elastix.config import CheckpointConfig, FailureConfig, RunConfig, ScalingConfig
 from elastix.data.audit import Audit
 from elastix.errors import ConfigError, ElastixError, QuorumLost, TooManyFailures, WorkerFailed
-from elastix.events import Event, StateStored, WorkersMeasured
+from elastix.events import Event, Reported, WorkersMeasured
+from elastix.observe.journal import read_only
 from elastix.search.executors.executor import Ended, EndedKind, TrainFunction, Work
 from elastix.search.executors.in_process import Findings
 from elastix.search.executors.pool_worker import PoolWorker, Reports
@@ -54,7 +57,6 @@ class _Run:
         self._work = work
         self._found = Findings(work.number, reports.tell)
         self._halted = halted
-        self._reason = ""
         self._epochs = 0.0
         self._peak = 0.0
 
@@ -86,8 +88,10 @@ class _Run:
                 work.model_source, work.until_reports, self._watch, order_seed=work.order_seed
             )
             result = trial.fit()
+            journal = RunConfig(name=work.name, store=store).directory / "journal.jsonl"
+            self._found.results |= _before(journal, self._found.results)
             self._epochs = _epochs(result.audit) or float(len(self._found.results))
-            kind = EndedKind.PAUSED if self._reason == "paused" else EndedKind.FINISHED
+            kind = EndedKind.PAUSED if self._found.reason == "paused" else EndedKind.FINISHED
         except KeyboardInterrupt:
             kind = EndedKind.HALTED
         except WorkerFailed as raised:
@@ -118,13 +122,29 @@ class _Run:
     def _watch(self, events: Sequence[Event]) -> None:
         for event in events:
             self._found.hear(event)
-            if isinstance(event, StateStored):
-                self._reason = event.reason
-            elif isinstance(event, WorkersMeasured):  # now and then, so it may miss the very peak
+            if isinstance(event, WorkersMeasured):  # now and then, so it may miss the very peak
                 held = [row.get("memory", 0.0) for row in event.workers.values()]
                 self._peak = max(self._peak, *held)
         if self._halted():
             raise KeyboardInterrupt
+
+
+def _before(
+    journal: Path, results: Mapping[int, Mapping[str, Any]]
+) -> dict[int, Mapping[str, Any]]:
+    """Reports that came before these: of earlier runs of a trial that has gone on from their State.
+
+    Of one that was made again the later counts.
+    """
+    first = min(results, default=None)
+    if first == 0:
+        return {}
+    told = read_only(journal, Reported)
+    return {
+        event.seq: event.metrics
+        for event in told
+        if isinstance(event, Reported) and (first is None or event.seq < first)
+    }
 
 
 def _epochs(account: Audit) -> float:

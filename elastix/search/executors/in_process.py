@@ -20,6 +20,7 @@ from elastix.train.replica.solo import run_alone
 
 _NOWHERE = Path("/nonexistent")  # States go to the model source; nothing is written to a directory
 _CHECKPOINT = CheckpointConfig()
+_OWN = ("final", "paused")  # why a run leaves its State to the model source, and not to itself
 _TO_RETURN = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY  # without the right to read it
 
 
@@ -31,6 +32,7 @@ class Findings:
         self.inherited: Mapping[str, Any] | None = None
         self.ignored = False
         self.ref: Ref | None = None
+        self.reason = ""  # of that State
         self._number = number
         self._tell = tell
 
@@ -43,8 +45,9 @@ class Findings:
             self.inherited = event.found
         elif isinstance(event, AncestorIgnored):
             self.ignored = True
-        elif isinstance(event, StateStored):
-            self.ref = Ref(event.ref)
+        elif isinstance(event, StateStored) and event.reason in _OWN:
+            # A group stores States of its own as well, and may be told of the last one later.
+            self.ref, self.reason = Ref(event.ref), event.reason
 
 
 def execute(

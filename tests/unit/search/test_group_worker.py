@@ -1,0 +1,41 @@
+"""What is made of the events of a trial that is a group of workers. No Ray."""
+
+import pytest
+
+from elastix.events import Reported, StateStored
+from elastix.observe.journal import Journal
+from elastix.search.executors.executor import Work
+from elastix.search.executors.group_worker import _before, _Run
+from elastix.search.executors.pool_worker import Reports
+from tests.virtual import state_of
+
+
+def stored(reason, reports):
+    ref = state_of(7, reports)
+    return StateStored(ref=ref, step=reports, reason=reason, stored_bytes=1, store_s=0.1)
+
+
+def reported(seq, score):
+    return Reported(seq=seq, step=seq, metrics={"score": score})
+
+
+@pytest.mark.parametrize("reason", ["paused", "final"])
+def test_the_model_of_a_trial_is_what_it_left_and_no_state_of_its_group(reason):
+    """That of the last step but one may be stored later: nobody waits for it at the end."""
+    run = _Run(Work(number=7, name="a-00007", config={}, seed=2), Reports(), lambda: False)
+    run._watch([stored("every_steps", 1)])
+    assert (run._found.ref, run._found.reason) == (None, "")
+    run._watch([stored(reason, 3), stored("every_steps", 2), stored("best", 2)])
+    assert (run._found.ref, run._found.reason) == (state_of(7, 3), reason)
+
+
+def test_what_a_trial_had_reported_before_its_last_state_is_reported(tmp_path):
+    """Its group was lost twice, and each time the next one went on from what was stored."""
+    path = tmp_path / "journal.jsonl"
+    with Journal(path) as journal:
+        for seq, score in [(0, 0.1), (1, 0.2), (2, 0.3), (1, 0.25), (2, 0.35), (2, 0.4), (3, 0.5)]:
+            journal.append(reported(seq, score))
+    heard = {2: {"score": 0.4}, 3: {"score": 0.5}}
+    assert _before(path, heard) == {0: {"score": 0.1}, 1: {"score": 0.25}}
+    assert sorted(_before(path, {})) == [0, 1, 2, 3]  # its State was that of the last report
+    assert _before(tmp_path / "none", {0: {"score": 1.0}}) == {}  # it began at the beginning
