@@ -179,7 +179,7 @@ class Loop:
                 if self._out_of_time():
                     self._wind_up()
                     break
-                if not self._book.running and not self._book.waiting and not self._may_ask():
+                if not self._book.running and not self._book.waiting and not self._goes_on():
                     break
                 self._await(min(_TICK_S, self._time_left()))
             self._rerank()
@@ -344,6 +344,10 @@ class Loop:
 
     def _may_ask(self) -> bool:
         return not self._exhausted and self._trials_left() > 0 and not self._spent()
+
+    def _goes_on(self) -> bool:
+        """Whether anything is to run as soon as there is room: there may be no worker just now."""
+        return self._may_ask() or (not self._spent() and bool(self._advisers.promotable()))
 
     def _spent(self) -> bool:
         limit = self._budget.epochs

@@ -388,6 +388,21 @@ def test_asha_pauses_and_promotes(tmp_path):
     assert all(trial.scored for trial in trials)
 
 
+def test_who_may_go_on_waits_for_a_worker_that_is_being_started(tmp_path, monkeypatch):
+    """The only one has gone with the last trial, and the campaign was over without the others."""
+
+    def room(executor):
+        started = executor.ran != [0, 1] or executor.live or executor.clock.now > 5
+        return executor.slots - len(executor.live) if started else 0
+
+    monkeypatch.setattr(Virtual, "room", property(room))
+    rig = Rig(tmp_path, climbs(), rungs=lambda: Asha(first=1, eta=2, last=9), slots=1)
+    enqueued = [{"x": 0.9, "depth": 1}, {"x": 0.1, "depth": 1}]
+    trials = rig.run(Budget(trials=2), enqueued=enqueued)
+    assert rig.executor.ran == [0, 1, 0]
+    assert [len(trial.results) for trial in trials] == [2, 1]
+
+
 def test_asha_goes_on_after_a_restart(tmp_path):
     play = climbs()
     rig = Rig(tmp_path, play, rungs=lambda: Asha(first=1, eta=3, last=9), slots=2)
