@@ -18,7 +18,7 @@ import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from ipaddress import ip_address
 from typing import Any
@@ -213,15 +213,19 @@ def following(
     """Meanwhile look every so often what the name means; `told` hears of what came of it."""
     over = threading.Event()
 
+    def tell(text: str) -> None:
+        with suppress(OSError, ValueError):  # nobody reads it any more, or it is closed: goes on
+            told(text)
+
     def follow() -> None:
         said = ""
         while not over.wait(every_s):
             if served.refresh():
-                told(f"{served.name} is {served.ref[:12]} now")
+                tell(f"{served.name} is {served.ref[:12]} now")
             if served.failure != said:
                 said = served.failure
                 if said:
-                    told(f"{served.ref[:12]} goes on answering: {said}")
+                    tell(f"{served.ref[:12]} goes on answering: {said}")
 
     thread = threading.Thread(target=follow, daemon=True)
     thread.start()

@@ -4,6 +4,7 @@ import asyncio
 import json
 import math
 import threading
+import time
 
 import pytest
 import torch
@@ -200,3 +201,17 @@ def test_no_request_fails_while_the_tag_moves(folder):
     assert {ref for _, ref, _ in heard} == set(expected)
     assert all(expected[ref] == value for _, ref, value in heard)
     assert sum(line.endswith(" now") for line in told) == 3
+
+
+def test_it_follows_its_tag_though_nobody_reads_what_it_says(folder):
+    def unread(_line):
+        raise BrokenPipeError
+
+    model = served(folder)
+    with following(model, 0.01, unread) as thread:
+        for weight in (2, 3):
+            ref = put(folder, weight)
+            while model.ref != ref and thread.is_alive():
+                time.sleep(0.01)
+            assert model.ref == ref
+    thread.join()
