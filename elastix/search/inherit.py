@@ -67,6 +67,7 @@ def inherit(
     own: Signature | None = None,
     where: Mapping[str, str | int | float | bool] | None = None,
     freeze: bool = False,
+    trial: int | None = None,
 ) -> Inherited | None:
     """Copy what matches of an ancestor into `model`, in place. Deterministic; not collective.
 
@@ -80,6 +81,8 @@ def inherit(
         where: with provider "store", only models whose metadata have these values.
         freeze: train only what was not copied. Frozen tensors stay bit-equal to the ancestor's,
             running statistics included, and so cost no bytes in the store.
+        trial: with provider "store", of which this model is. What it left when it ran before, and
+            nobody heard of it any more, is no ancestor.
 
     Returns:
         What was inherited; None if there is no ancestor, it has gone, or nothing matches.
@@ -99,6 +102,8 @@ def inherit(
     mine = signature(model) if own is None else own
     if provider == "store":
         match = store.nearest(mine, mode, where=where)
+        if match and trial is not None and store.manifest(match.ref).meta.get("trial") == trial:
+            match = store.nearest(mine, mode, where=where, but=match.ref)
         parent = match.ref if match else None
     if parent is None:
         return None

@@ -201,6 +201,7 @@ class TrialModelSource(_FromStore):
             own=self._signature[1],
             where={"campaign": terms.campaign},
             freeze=bool(self._config.get("freeze", False)),
+            trial=self._number,
         )
         if self._found is None:
             return None

@@ -16,7 +16,7 @@ def net(*widths: int, norm: bool = True) -> nn.Sequential:
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(widths[-1], 3))
 
 
-def put(store: Store, model: nn.Module, **meta: float) -> Ref:
+def put(store: Store, model: nn.Module, **meta: float | str) -> Ref:
     with torch.no_grad():
         for tensor in model.state_dict().values():
             tensor.add_(1)  # nothing that a fresh initialisation could have by itself
@@ -80,6 +80,18 @@ def test_the_store_provides_the_model_that_shares_most(store):
     assert found.ref == best
     here = inherit(net(4, 8, 16), store, provider="store", where={"campaign": "a"})
     assert here is None or here.ref != best
+
+
+def test_a_trial_that_runs_again_is_not_its_own_ancestor(store):
+    """Its driver was killed when the model was stored, and before the campaign had heard of it."""
+    other = put(store, net(4, 8, 8), campaign="a", trial=2)
+    own = put(store, net(4, 8, 16), campaign="a", trial=3)
+    for trial, ancestor in ((3, other), (4, own)):
+        model = net(4, 8, 16)
+        where = {"campaign": "a"}
+        found = inherit(model, store, provider="store", where=where, trial=trial)
+        assert found is not None
+        assert found.ref == ancestor
 
 
 def test_no_ancestor_and_a_retired_one_leave_the_model_fresh(store):
