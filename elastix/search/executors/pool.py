@@ -303,6 +303,8 @@ class Pool:
                 )
             placed = given.placement
             return replace(ended, reserved_bytes=placed.reserved, alone=placed.alone)
+        if not isinstance(value, ray.exceptions.RayTaskError):  # its answer went with its node
+            return Ended(number=work.number, kind=EndedKind.LOST, summary=str(value))
         return Ended(  # the call itself failed: its arguments or its answer cannot be sent
             number=work.number,
             kind=EndedKind.RAISED,
@@ -463,7 +465,7 @@ def _answers(refs: list[Any]) -> list[Any]:
 def _answer(ref: Any) -> Any:  # noqa: ANN401 - of any call
     try:
         return ray.get(ref)
-    except (ray.exceptions.RayActorError, ray.exceptions.RayTaskError) as error:
+    except ray.exceptions.RayError as error:
         return error
 
 

@@ -2,6 +2,8 @@
 
 from collections import deque
 
+import ray
+
 from elastix.search.executors.executor import Ended, EndedKind, Work, WorkReport
 from elastix.search.executors.packer import Placement
 from elastix.search.executors.pool import Pool, _Given, _WorkerHandle
@@ -29,3 +31,13 @@ def test_reports_of_a_run_that_has_ended_are_no_news():
     later = WorkReport(number=8, seq=0, metrics={"score": 2.0})
     assert pool._take(handle, "asked again", (2, [later])) == [later]
     assert handle.seen == 2
+
+
+def test_work_whose_answer_was_lost_is_run_again():
+    """A long answer stays on the node that gave it until it is fetched."""
+    pool = Pool()
+    said = Hello(node="n", pid=1, host="n")
+    handle = _WorkerHandle(0, None, "greeting", hello=said, inhand=deque([given(7, "first")]))
+    (told,) = pool._take(handle, "first", ray.exceptions.WorkerCrashedError())
+    assert (told.number, told.kind) == (7, EndedKind.LOST)
+    assert not handle.inhand
