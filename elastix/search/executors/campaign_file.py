@@ -2,6 +2,7 @@
 
 import logging
 from pathlib import Path
+from pickle import PicklingError
 from typing import Any
 
 from ray import cloudpickle
@@ -17,7 +18,7 @@ def keep(campaign: Any, directory: Path) -> None:  # noqa: ANN401 - a Campaign, 
     """Write it, whole or not at all. One that cannot be pickled leaves the file as it was."""
     try:
         pickled = cloudpickle.dumps(campaign)
-    except (TypeError, AttributeError, ValueError, RuntimeError) as error:
+    except (PicklingError, TypeError, AttributeError, ValueError, RuntimeError) as error:
         logger.warning("campaign cannot be resumed by command reason=%s", error)
         return
     keep_code(directory / _FILE, pickled)

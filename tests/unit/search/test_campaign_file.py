@@ -52,6 +52,18 @@ def test_going_on_changes_what_is_asked_for_and_nothing_else(tmp_path):
     assert (again.budget, again._run.store) == (budget, str(tmp_path / "moved"))
 
 
+@pytest.mark.parametrize("error", [pickle.PicklingError, TypeError])
+def test_what_cannot_be_pickled_is_told_of_and_the_campaign_runs(tmp_path, caplog, error):
+    class Logger:
+        def __reduce__(self):
+            raise error("a part of it is another one")
+
+    campaign_file.keep(Logger(), tmp_path)
+    assert "a part of it is another one" in caplog.text
+    with pytest.raises(NotFound):
+        campaign_file.read(tmp_path)
+
+
 def test_where_nothing_was_kept(tmp_path):
     with pytest.raises(NotFound, match="no campaign that was kept"):
         campaign_file.read(tmp_path)
