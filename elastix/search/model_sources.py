@@ -242,6 +242,7 @@ class TrialModelSource(_FromStore):
         state = State(state.tensors, {**state.meta, **meta})
         known = self._signature
         taken = known[1] if known and known[0] is leaving.model else signature(leaving.model)
+        self._signature = None  # this outlives the run, and the model need not
         return self.store.open().put(
             state,
             parents=[ancestor] if ancestor is not None else [],

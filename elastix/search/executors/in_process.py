@@ -17,6 +17,7 @@ from elastix.state import Ref
 from elastix.train.control.messages import Outcome, OutcomeKind
 from elastix.train.replica.link import Settings
 from elastix.train.replica.solo import run_alone
+from elastix.train.replica.train_function import let_go_of_memory
 
 _NOWHERE = Path("/nonexistent")  # States go to the model source; nothing is written to a directory
 _CHECKPOINT = CheckpointConfig()
@@ -83,6 +84,8 @@ def execute(
     kind, peak = _kind(outcome), memory.read()
     if kind is EndedKind.STARVED and peak:
         peak += refused_bytes(_summary(outcome))  # what it would have come to
+    if device is not None and device.type == "cuda":
+        let_go_of_memory()  # others may share it, and whoever is idle counts as holding nothing
     return Ended(
         number=work.number,
         kind=kind,

@@ -13,7 +13,7 @@ import elastix
 from elastix.config import Budget, ScalingConfig, refuse_memory
 from elastix.errors import ConfigError, EveryTrialFailed, SearchError
 from elastix.events import TrialEnded, TrialLost, TrialStarved
-from elastix.search.executors import trial_memory
+from elastix.search.executors import in_process, trial_memory
 from elastix.search.executors.executor import Ended, EndedKind, Work
 from elastix.search.executors.in_process import execute
 from elastix.search.executors.packer import Packer
@@ -23,6 +23,7 @@ from elastix.search.results import Results
 from elastix.search.rungs import Asha
 from elastix.search.trial import Suggestion, Trial, TrialState
 from elastix.search.trial_database import TrialDatabase
+from elastix.train.control.messages import Outcome, OutcomeKind
 from tests.search_parts import noop
 from tests.virtual import Rig, Virtual, climbs, finishes
 
@@ -501,6 +502,20 @@ def test_the_peak_of_each_trial_is_its_own():
     assert large.peak_bytes - large.base_bytes >= 180 << 20  # /proc is some MiB late
     assert small.peak_bytes < large.peak_bytes - (150 << 20)
     assert large.kind == small.kind == "finished"
+
+
+@pytest.mark.parametrize(("device", "given"), [("cpu", []), ("cuda", ["back"])])
+def test_a_gpu_is_left_to_the_others_that_share_it(monkeypatch, device, given):
+    """What torch keeps of it nobody else can use, and whoever is idle counts as holding nothing."""
+    back = []
+    memory = SimpleNamespace(base=0, read=lambda: 7)
+    over = Outcome(kind=OutcomeKind.FINISHED)
+    monkeypatch.setattr(in_process, "PeakMemory", lambda device: memory)
+    monkeypatch.setattr(in_process, "run_alone", lambda *given, **more: over)
+    monkeypatch.setattr(in_process, "let_go_of_memory", lambda: back.append("back"))
+    work = Work(number=0, name="one", config={}, seed=0)
+    ended = execute(noop, work, worker="here", tell=back.append, device=torch.device(device))
+    assert (ended.peak_bytes, back) == (7, given)
 
 
 def test_a_trial_that_cannot_have_what_it_wants_has_starved():
