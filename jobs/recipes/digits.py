@@ -50,7 +50,7 @@ def train(ctx: elastix.Context) -> None:
 
 
 def trainer(run: elastix.RunConfig) -> elastix.ElasticTrainer:
-    """For jobs/train.py: the default architecture, on two workers or more."""
+    """For jobs/train.py: the default architecture, on one to four workers."""
     return elastix.ElasticTrainer(
         train,
         config={**convnet.space.get_default_configuration(), "epochs": EPOCHS},

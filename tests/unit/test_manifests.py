@@ -91,7 +91,13 @@ def test_a_cluster_asks_for_a_token_and_shares_store_and_memory(path):
 def test_the_job_runs_a_recipe_on_the_same_cluster():
     cluster, job = (load(FOLDER / f"{name}.yaml") for name in ("raycluster", "rayjob"))
     assert job["spec"]["rayClusterSpec"] == cluster["spec"]
-    assert job["spec"]["entrypoint"].split()[:2] == ["python", "jobs/train.py"]
+    command = job["spec"]["entrypoint"].split()
+    assert command[:2] == ["python", "jobs/train.py"]
+    store = command[command.index("--store") + 1]  # all else is gone with the pods
+    for template in pods_of(job):
+        (container,) = template["spec"]["containers"]
+        mounts = {mount["mountPath"]: mount["name"] for mount in container["volumeMounts"]}
+        assert mounts[store] == "store"
 
 
 def test_the_job_in_a_queue_is_the_job_with_its_minimum_first():
