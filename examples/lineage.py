@@ -60,6 +60,7 @@ def main(folder: Path) -> None:
             score=accuracy,
         )
         store.tag("parent", parent)
+        names = {parent: "parent"}
 
         for name, head, frozen in (("new-output", 128, (0, 2, 5)), ("wide-head", 192, (0, 2))):
             child = build(head)
@@ -84,14 +85,15 @@ def main(folder: Path) -> None:
                 score=accuracy,
             )
             store.tag(name, ref)
+            names[ref] = name
 
-        names = {ref: tag for tag, ref in store.tags().items()}
+        models = [entry for entry in reversed(store.log()) if entry.ref in names]
         print("lineage")
-        for entry in reversed(store.log()):
+        for entry in models:
             line = " <- ".join(names[r] for r in (entry.ref, *store.ancestors(entry.ref)))
             print(f"  {line:40} accuracy {entry.score:.3f}")
         print("who first wrote it")
-        for entry in reversed(store.log()):
+        for entry in models:
             owners = {
                 t: names[store.owner(entry.ref, t)] for t in store.manifest(entry.ref).tensors
             }

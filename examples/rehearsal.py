@@ -69,7 +69,7 @@ def train(ctx: elastix.Context) -> None:
                 optimizer.zero_grad()
                 F.cross_entropy(model(x), y).backward()
                 optimizer.step()
-            if epoch.number + 1 == EPOCHS:  # within the loop, where a joiner comes by but once
+            if epoch.number + 1 == EPOCHS:  # within the loop: a joiner skips epochs that are over
                 ctx.report(**ctx.evaluate(accuracy, test, batch_size=400))
 
 

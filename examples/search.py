@@ -34,8 +34,6 @@ if __name__ == "__main__":
     campaign = elastix.Campaign(
         train, space=convnet.space, metric="accuracy", budget=elastix.Budget(trials=24)
     ).run()
-    shares = [trial.inherited["share"] for trial in campaign if trial.inherited]
+    shares = [f"{trial.inherited['share']:.0%}" for trial in campaign if trial.inherited]
     print(campaign.best, campaign.best.config, len(campaign.best.load().model), "tensors")
-    print(
-        f"{len(shares)} trials inherited {sum(shares) / len(shares):.0%} of their bytes on average"
-    )
+    print(len(shares), "trials inherited, of their bytes:", *shares)
