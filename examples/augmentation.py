@@ -72,7 +72,7 @@ def main() -> int:
             scaling=elastix.ScalingConfig(num_workers=(1, 2), cpus_per_worker=0.5),
             run=elastix.RunConfig(name="augmented" if augment else "plain", store=store),
         ).fit()
-        if not result.audit.exact:
+        if not result.audit.exact or not result.worker_losses:
             return 1
         found[augment] = result.metrics["accuracy"]
     print(f"\n300 images: accuracy {found[False]:.3f} as they are, {found[True]:.3f} augmented")

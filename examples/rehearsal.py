@@ -121,7 +121,7 @@ def main() -> int:
     for what, text in result.audit.lines.items():
         print(f"  {what} {text}")
     better = under_fire > others["nothing"] + 0.4
-    return 0 if result.audit.exact and better else 1
+    return 0 if result.audit.exact and result.worker_losses >= 2 and better else 1
 
 
 if __name__ == "__main__":

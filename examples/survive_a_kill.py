@@ -67,6 +67,9 @@ def main() -> int:
     ).fit()
 
     recoveries = [event for event in result.events if isinstance(event, Recovered)]
+    if not recoveries:
+        print("worker 2 was not killed, as it never came: four workers want two CPUs")
+        return 1
     joins = [event for event in result.events if isinstance(event, WorkerJoined)]
     replayed = compare(result.directory)
     print()
