@@ -26,8 +26,9 @@ def main(
 ) -> None:
     """Run a recipe on the cluster of this job, or on a local one."""
     run = elastix.RunConfig(name=name or f"{Path(recipe).stem}-search", store=store, seed=seed)
+    loaded = recipes.load(recipe)  # one that is not there is told before Ray starts
     ray.init()
-    found = recipes.load(recipe).campaign(run).run()
+    found = loaded.campaign(run).run()
     print(found.best)
 
 

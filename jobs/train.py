@@ -26,8 +26,9 @@ def main(
 ) -> None:
     """Run a recipe on the cluster of this job, or on a local one."""
     run = elastix.RunConfig(name=name or f"{Path(recipe).stem}-train", store=store, seed=seed)
+    loaded = recipes.load(recipe)  # one that is not there is told before Ray starts
     ray.init()
-    found = recipes.load(recipe).trainer(run).fit()
+    found = loaded.trainer(run).fit()
     print(found.metrics, found.ref)
 
 

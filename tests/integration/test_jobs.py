@@ -226,3 +226,4 @@ def test_a_recipe_that_is_not_there_is_named(tmp_path):
     done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=False)
     assert done.returncode != 0
     assert "digits" in done.stderr
+    assert "Ray instance" not in done.stderr  # nothing was started, as the error says
