@@ -33,7 +33,9 @@ def export(
     shape: Annotated[
         str | None, typer.Option(help="onnx: of one sample, without the batch: 3,224,224.")
     ] = None,
-    input_dtype: Annotated[str, typer.Option(help="onnx: int64 for tokens.")] = "float32",
+    input_dtype: Annotated[
+        str | None, typer.Option(help="onnx: int64 for tokens, else float32.")
+    ] = None,
     force: Annotated[bool, typer.Option("--force", "-f", help="Replace existing files.")] = False,
     whole: Annotated[
         bool, typer.Option("--whole", help="safetensors: with the optimizer's State.")
@@ -48,7 +50,12 @@ def export(
     from elastix.store import Store  # not for --help
 
     written = _target(ref, path, kind, force)
-    _check_options(kind, model, shape, whole=whole)
+    _check_options(kind, model, config, shape, input_dtype, whole=whole)
+    if whole and path.suffix == ".parquet":
+        raise ConfigError(
+            "--whole writes the optimizer's State of a model, and a .parquet file has the list of "
+            "all models. Nothing was written. Leave it out."
+        )
     with Store(store, read_only=True) as opened:
         if path.suffix == ".parquet":
             opened.catalogue(path)
@@ -67,7 +74,7 @@ def export(
                     model or "",
                     chosen,
                     shape or "",
-                    input_dtype,
+                    input_dtype or "float32",
                     force=force,
                 )
     size = written.stat().st_size
@@ -110,12 +117,20 @@ def _target(ref: str, path: Path, kind: str, force: bool) -> Path:
     return written
 
 
-def _check_options(kind: str, model: str | None, shape: str | None, *, whole: bool) -> None:
+def _check_options(
+    kind: str,
+    model: str | None,
+    config: str | None,
+    shape: str | None,
+    input_dtype: str | None,
+    *,
+    whole: bool,
+) -> None:
     if kind == "safetensors":
-        if model is not None or shape is not None:
+        if any(given is not None for given in (model, config, shape, input_dtype)):
             raise ConfigError(
-                "--model and --shape are for --format huggingface and onnx; safetensors needs "
-                "neither. Nothing was written."
+                "--model, --config, --shape and --input-dtype are for --format huggingface and "
+                "onnx; safetensors needs none of them. Nothing was written."
             )
         return
     if whole:
@@ -133,4 +148,9 @@ def _check_options(kind: str, model: str | None, shape: str | None, *, whole: bo
         raise ConfigError(
             "--format onnx needs the --shape of one sample, as 3,224,224, and no other format "
             "takes it. Nothing was written."
+        )
+    if input_dtype is not None and kind != "onnx":
+        raise ConfigError(
+            f"--input-dtype is of the samples that --format onnx runs; {kind} needs none. Nothing "
+            "was written. Leave it out."
         )

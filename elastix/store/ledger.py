@@ -61,6 +61,11 @@ def _stamp(path: Path | None) -> tuple[object, ...]:
     return tuple(found)
 
 
+def _makes_room(request: Request) -> bool:
+    """Whether gc can remove more after it: a model is retired, or has a tag less that forbids it."""
+    return isinstance(request, Retire) or (isinstance(request, Tag) and request.ref is None)
+
+
 def _unknown(error: BaseException) -> BaseException:
     """The same error, if it is one of the store's, without a promise that nothing happened."""
     try:
@@ -360,9 +365,9 @@ class Ledger:
         try:
             return self._submit(requests)
         except Full:
-            if not any(isinstance(request, Retire) for request in requests):
+            if not any(map(_makes_room, requests)):
                 raise
-            self.spend_reserve()  # retiring must work on a full disk, or nobody could make room
+            self.spend_reserve()  # these must work on a full disk, or nobody could make room
             return self._submit(requests)
 
     def _submit(self, requests: Sequence[Request]) -> list[Reply]:

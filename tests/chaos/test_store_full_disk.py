@@ -42,17 +42,21 @@ def fill(store: Store, states: dict[Ref, State]) -> None:
         states[store.put(state)] = state
 
 
+def take_the_rest(disk: Path) -> None:
+    filler = os.open(disk / "filler", os.O_WRONLY | os.O_CREAT)
+    with contextlib.suppress(OSError):
+        while True:
+            os.write(filler, b"x" * 4096)
+    os.close(filler)
+    assert free_bytes(disk) == 0
+
+
 def test_gc_runs_on_a_full_disk(disk: Path) -> None:
     states: dict[Ref, State] = {}
     with Store(disk / "store") as store:
         with pytest.raises(Full, match="retire models and run gc"):
             fill(store, states)
-        filler = os.open(disk / "filler", os.O_WRONLY | os.O_CREAT)
-        with contextlib.suppress(OSError):
-            while True:
-                os.write(filler, b"x" * 4096)
-        os.close(filler)
-        assert free_bytes(disk) == 0
+        take_the_rest(disk)
         for ref, state in states.items():
             assert same(store.get(ref), state)
         refs = list(states)
@@ -66,6 +70,25 @@ def test_gc_runs_on_a_full_disk(disk: Path) -> None:
         assert same(store.get(store.put(small(5000))), small(5000))
     with Store(disk / "store") as store:
         assert len(store.log()) == len(refs[1::2]) + 1
+
+
+def test_models_with_a_tag_can_be_let_go_of_on_a_full_disk(disk: Path) -> None:
+    """As the checkpoints of a run have one each."""
+    states: dict[Ref, State] = {}
+    with Store(disk / "store") as store:
+        names = [f"run/step-{number}" for number in range(20)]
+        for number, name in enumerate(names):
+            store.tag(name, store.put(small(10_000 + number, size=8000)))
+        with pytest.raises(Full):
+            fill(store, states)
+        take_the_rest(disk)
+        for name in names:
+            ref = store.resolve(name)
+            store.untag(name)
+            store.retire(ref)
+        assert store.gc().freed_bytes > 100_000
+        assert store.tags() == {}
+        assert same(store.get(store.put(small(5000))), small(5000))
 
 
 def test_a_read_only_disk(disk: Path) -> None:

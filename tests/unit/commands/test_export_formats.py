@@ -1,6 +1,7 @@
 """Stored models in the formats of others: each is run, and gives what the stored one gives."""
 
 import json
+import math
 
 import pytest
 import torch
@@ -8,6 +9,7 @@ from packaging.version import Version
 from typer.testing import CliRunner
 
 from elastix.cli import app
+from elastix.commands.export_formats import _alike
 from elastix.state import State
 from elastix.store import Store
 
@@ -126,6 +128,23 @@ def test_what_onnx_cannot_hold_is_not_written(folder, function, fact):
 
 
 @pytest.mark.parametrize(
+    ("ours", "theirs", "same"),
+    [
+        ([1000.0, 1.0], [1000.0, 1.09], True),  # of the largest
+        ([1000.0, 1.0], [1000.2, 1.0], False),
+        ([1e-5, 2e-5], [1e-5, 1e-5], False),  # all are small
+        ([0.0, 0.0], [0.0, 0.0], True),
+        ([math.inf, 1.0], [math.inf, 1.0], True),
+        ([math.inf, 1.0], [math.inf, 2.0], False),
+        ([math.nan, 1.0], [math.nan, 1.0], True),
+        ([True, False], [True, True], False),
+    ],
+)
+def test_what_an_exported_model_gives_is_compared_by_its_largest_value(ours, theirs, same):
+    assert _alike(torch.tensor(ours), torch.tensor(theirs)) == same
+
+
+@pytest.mark.parametrize(
     ("words", "code", "fact"),
     [
         (["--format", "gguf"], 2, "--format is one of"),
@@ -141,7 +160,9 @@ def test_what_onnx_cannot_hold_is_not_written(folder, function, fact):
         (["--format", "huggingface", "--model", "none.json"], 2, "does not say which model"),
         (["--format", "huggingface", "--model", "{}", "--shape", "6"], 2, "no other format"),
         (["--format", "huggingface", "--model", "{}", "--whole"], 2, "has no place for"),
-        (["--model", "{}"], 2, "safetensors needs neither"),
+        (["--format", "huggingface", "--model", "{}", "--input-dtype", "int64"], 2, "needs none"),
+        (["--model", "{}"], 2, "safetensors needs none"),
+        (["--config", "{{}}"], 2, "safetensors needs none"),
     ],
 )
 def test_what_cannot_be_exported_says_what_to_do(folder, words, code, fact):
