@@ -19,7 +19,7 @@ from ray import tune
 from ray.tune.schedulers import FIFOScheduler, TrialScheduler
 from ray.tune.search import ConcurrencyLimiter, Searcher
 
-from elastix.config import ScalingConfig, refuse_memory
+from elastix.config import ScalingConfig, refuse_crew, refuse_memory
 from elastix.errors import ConfigError, SearchError
 from elastix.search.executors.executor import Ended, EndedKind, TrainFunction, Work, WorkReport
 from elastix.search.executors.in_process import execute
@@ -56,6 +56,7 @@ class Tune:
         name: str = "elastix",
     ) -> None:
         self._scaling = scaling or ScalingConfig()
+        refuse_crew(self._scaling, "trials under Ray Tune")
         refuse_memory(self._scaling, "trials under Ray Tune")
         if self._scaling.max_workers > 1:
             raise ConfigError(
