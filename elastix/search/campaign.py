@@ -124,7 +124,8 @@ class Campaign:
         failure: for trials that are elastic groups. `failure.max_worker_losses` is also how often
             any trial may lose its worker, 3 by default.
         retries: how often a trial that raised an exception is run again.
-        executor: where trials run; a Pool of Ray workers by default.
+        executor: where trials run; a Pool of Ray workers by default. It has workers of its own,
+            and is not given together with `scaling` or `checkpoint`.
         loggers: TensorBoard, MLflow, WandB or your own, with a record of each trial; they read the
             campaign's events in this process.
         quiet: print nothing.
@@ -189,6 +190,12 @@ class Campaign:
         self._failure = given("failure", failure, FailureConfig)
         self._retries = retries
         self._executor = None if executor is None else able("executor", executor, Executor)
+        require(
+            executor is None or (scaling is None and checkpoint is None),
+            "scaling and checkpoint are of the workers that the campaign starts, and an executor "
+            "has its own. Nothing was started. Give them to the executor, as Tune(scaling=...), or "
+            "leave executor out.",
+        )
         self._loggers: tuple[Logger, ...] = all_able("loggers", loggers, Logger)
         self._quiet = quiet
         self._gate = None if gate is None else of_kind("gate", gate, Gate)

@@ -62,7 +62,7 @@ def _stamp(path: Path | None) -> tuple[object, ...]:
 
 
 def _makes_room(request: Request) -> bool:
-    """Whether gc can remove more after it: a model is retired, or has a tag less that forbids it."""
+    """Whether gc may remove more after it: a model that has a tag cannot be retired."""
     return isinstance(request, Retire) or (isinstance(request, Tag) and request.ref is None)
 
 

@@ -50,7 +50,7 @@ def main(store, trials, kind, address=None):
         metric="score",
         budget=budget,
         rungs=rungs,
-        scaling=elastix.ScalingConfig(cpus_per_worker=0.5),
+        scaling=None if executor else elastix.ScalingConfig(cpus_per_worker=0.5),
         run=elastix.RunConfig(name="hunted", store=store),
         executor=executor,
         quiet=True,

@@ -387,7 +387,7 @@ def test_an_exact_pipeline_asks_for_a_torch_that_draws_nothing_by_itself(tmp_pat
 
 
 def test_trials_and_runs_that_inherit_are_no_crews_yet():
-    from elastix.search.executors.tune_trials import Tune  # imports Ray Tune, which takes a second
+    from elastix.search.executors.tune_trials import Tune  # imports Ray Tune
 
     scaling = ScalingConfig(crew={"shard": 2})
     assert ScalingConfig.from_dict(scaling.to_dict()) == scaling

@@ -28,6 +28,18 @@ def search(store, train, trials=3, metric="m"):
     ).run()
 
 
+@pytest.mark.parametrize("name", ["scaling", "checkpoint"])
+def test_what_an_executor_would_not_hear_of_is_refused(tmp_path, name):
+    """It has workers of its own: four of them, say, were asked for in vain."""
+    given = {"scaling": elastix.ScalingConfig(num_workers=4)}
+    given["checkpoint"] = elastix.CheckpointConfig()
+    with pytest.raises(elastix.ConfigError, match="an executor has its own"):
+        elastix.Campaign(
+            print, space=SPACE, metric="m", budget=elastix.Budget(trials=1), executor=Local(),
+            **{name: given[name]},
+        )  # fmt: skip
+
+
 class Silent(Exception):
     def __str__(self):
         raise RuntimeError("nothing to say")
