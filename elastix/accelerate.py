@@ -330,7 +330,7 @@ class Accelerator(_Accelerator):  # type: ignore[misc]
         max_shard_size: int | str = "10GB",
         safe_serialization: bool = True,
     ) -> None:
-        """Save on the first worker, completely or not at all."""
+        """Save on the first worker, each file completely or not at all: shards, then an index."""
         if self.is_main_process:
             super().save_model(model, save_directory, max_shard_size, safe_serialization)
 

@@ -37,7 +37,7 @@ class ElastixError(Exception):
 
 
 class ConfigError(ElastixError, ValueError):
-    """The call itself is wrong. Raised before any work starts."""
+    """The call itself is wrong. Raised before any work starts, or by the train function."""
 
     def __init__(self, message: str = "") -> None:
         """Leave out the middle of a message that quotes a whole data set."""
