@@ -76,15 +76,15 @@ def test_models_with_a_tag_can_be_let_go_of_on_a_full_disk(disk: Path) -> None:
     """As the checkpoints of a run have one each."""
     states: dict[Ref, State] = {}
     with Store(disk / "store") as store:
-        names = [f"run/step-{number}" for number in range(20)]
-        for number, name in enumerate(names):
-            store.tag(name, store.put(small(10_000 + number, size=8000)))
+        models = {f"run/step-{n}": store.put(small(10_000 + n, size=500)) for n in range(400)}
+        for name, ref in models.items():
+            store.tag(name, ref)
         with pytest.raises(Full):
             fill(store, states)
         take_the_rest(disk)
-        for name in names:
-            ref = store.resolve(name)
+        for name in models:
             store.untag(name)
+        for ref in models.values():
             store.retire(ref)
         assert store.gc().freed_bytes > 100_000
         assert store.tags() == {}
