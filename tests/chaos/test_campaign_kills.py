@@ -288,6 +288,8 @@ def test_twenty_drivers_killed_at_random_moments(tmp_path):
 
 
 def campaign(train, tmp_path, trials, **options):
+    if "executor" not in options:
+        options.setdefault("scaling", elastix.ScalingConfig(cpus_per_worker=0.5))
     return elastix.Campaign(
         train,
         space=SPACE,
@@ -295,7 +297,7 @@ def campaign(train, tmp_path, trials, **options):
         budget=elastix.Budget(trials=trials, parallel=2),
         run=elastix.RunConfig(name="hunted", store=str(tmp_path)),
         quiet=True,
-        **{"scaling": elastix.ScalingConfig(cpus_per_worker=0.5), **options},
+        **options,
     )
 
 
