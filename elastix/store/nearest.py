@@ -245,7 +245,7 @@ class _Segment:
     def remove(self, key: int) -> None:
         """It goes, if it is here."""
         if not len(self._keys) or not self._keys[0] <= key <= self._keys[-1]:
-            return  # it was put after these
+            return  # as nearly always: it was put after all of these
         rows = self._places([key])
         if self._alive[rows].any():
             self._alive[rows] = False

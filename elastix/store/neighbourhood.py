@@ -1,6 +1,8 @@
 """The models of an index by signature, all or those with some metadata, as the index changes.
 
 Not here: how the nearest of them is found (nearest.py).
+
+Invariant: however the index has changed, `of` gives the models that a new Neighbourhood would read.
 """
 
 from collections.abc import Mapping
