@@ -22,6 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
+from elastix.cost.heap import Block, Heap
 from elastix.errors import ConfigError
 from elastix.mesh_check import check, places_of, pretended
 from elastix.sharding import is_sharded, local
@@ -71,6 +72,7 @@ class Cost:
         sent_bytes: what one place sends to others of its worker, in a step, at least.
         pass_operators: those of forward and backward, as `operators`.
         sums: of slices, that an exact run keeps beside the buckets, each as large as these.
+        holes_bytes: what malloc's heap has beyond the peak, and nothing fits into; on CPUs alone.
     """
 
     parameters: int
@@ -85,6 +87,7 @@ class Cost:
     sent_bytes: int = 0
     pass_operators: Mapping[tuple[int, int], int] = field(default_factory=dict)
     sums: int = 0
+    holes_bytes: int = 0
 
     @property
     def buckets_bytes(self) -> int:
@@ -241,6 +244,7 @@ def _trace(
         operators=dict(meter.operators),
         sent_bytes=round(meter.sent),
         pass_operators=passes,
+        holes_bytes=max(0, meter.heap.peak - meter.peak),
     )
 
 
@@ -257,13 +261,16 @@ class _Meter(TorchDispatchMode):
     Attributes:
         alive, peak: bytes of the storages that exist, now and at most.
         flops, sent: since `begin`.
+        heap: where they would be.
     """
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.alive = 0
+        self.heap = Heap()
         self._storages: dict[int, weakref.ref[Any]] = {}
         self._sizes: dict[int, int] = {}
+        self._blocks: dict[int, Block] = {}
         self.begin()
 
     def begin(self) -> None:
@@ -281,11 +288,13 @@ class _Meter(TorchDispatchMode):
             return
 
         def gone(_ref: object) -> None:
-            self.alive -= self._sizes.pop(key, 0)
-            self._storages.pop(key, None)
+            self.alive -= self._sizes.pop(key)
+            self.heap.give(self._blocks.pop(key))
+            del self._storages[key]
 
         self._storages[key] = weakref.ref(storage, gone)
         self._sizes[key] = size
+        self._blocks[key] = self.heap.take(size)
         self.alive += size
         self.peak = max(self.peak, self.alive)
 
@@ -296,6 +305,8 @@ class _Meter(TorchDispatchMode):
             if storage is not None and (size := storage.nbytes()) != self._sizes[key]:
                 self.alive += size - self._sizes[key]
                 self._sizes[key] = size
+                self.heap.give(self._blocks[key])
+                self._blocks[key] = self.heap.take(size)
         self.peak = max(self.peak, self.alive)
 
     def __torch_dispatch__(
@@ -307,8 +318,10 @@ class _Meter(TorchDispatchMode):
     ) -> Any:  # noqa: ANN401
         if any(is_sharded(leaf) for leaf in tree_leaves((args, kwargs))):
             return NotImplemented  # it comes back as what this place computes
-        out = func(*args, **(kwargs or {}))
         read = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+        copied = func._overloadpacket in _CONVOLUTIONS
+        copies = [self.heap.take(_size(tensor)) for tensor in read if copied]
+        out = func(*args, **(kwargs or {}))
         written = [leaf for leaf in tree_leaves(out) if isinstance(leaf, torch.Tensor)]
         if func.namespace in _COLLECTIVES:
             self._look_again()
@@ -320,10 +333,12 @@ class _Meter(TorchDispatchMode):
         if formula is not None:
             flops = int(formula(*args, **(kwargs or {}), out_val=out))
         self.flops += flops
-        if func._overloadpacket in _CONVOLUTIONS:
+        if copied:
             # Libraries copy what a convolution reads and writes into a layout of their own.
-            copies = sum(_size(tensor) for tensor in (*read, *written))
-            self.peak = max(self.peak, self.alive + copies)
+            copies += [self.heap.take(_size(tensor)) for tensor in written]
+            self.peak = max(self.peak, self.alive + sum(block.size for block in copies))
+            for block in copies:
+                self.heap.give(block)
         if not func.is_view:
             self.operators[flops, sum(_size(tensor) for tensor in (*read, *written))] += 1
         return out

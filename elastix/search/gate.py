@@ -1,7 +1,6 @@
 """A gate: configurations that cannot fit are refused before they run, by an estimate of a step.
 
-What the estimate lacks (what malloc keeps, what libraries hold beside) is learned from the trials
-that ran.
+What the estimate lacks (what libraries hold beside) is learned from the trials that ran.
 
 Not here: what becomes of a refused trial (campaign_loop), or counting a step (cost.trace).
 """
@@ -106,6 +105,7 @@ class Gate:
         self._device: Device | None = None
         self._experience = Experience()
         self._base = 0
+        self._on_cpu = False
 
     def check(self, config: Config) -> None:
         """That an estimate can be made of this one.
@@ -124,12 +124,13 @@ class Gate:
             ) from error
 
     def begin(self, idle: int) -> None:
-        """Take in what a worker holds before it runs anything; 0: unknown.
+        """Take in what a worker holds before it runs anything; 0: unknown, or it is on a GPU.
 
         Raises:
             ConfigError: that is more than the gate allows.
         """
         self._base = _least(self._base, idle)
+        self._on_cpu = idle > 0
         if self._memory is not None and self._base >= self._memory:
             raise ConfigError(
                 f"the gate allows a worker {decimal(round(self._memory))}, and one that runs "
@@ -143,7 +144,7 @@ class Gate:
             cost = self._cost(config)
         except Exception:  # noqa: BLE001 - the user's code: the trial will tell what is wrong
             return Foreseen()
-        return Foreseen(cost.peak_bytes, self._refusal(cost))
+        return Foreseen(self._predicted(cost), self._refusal(cost))
 
     def learn(self, trial: Trial) -> None:
         """What a trial took that was let in, beyond the least that a worker was seen to hold.
@@ -167,13 +168,17 @@ class Gate:
     def _refusal(self, cost: "Cost") -> str:
         if self._parameters is not None and cost.parameters > self._parameters:
             return f"{cost.parameters:,} parameters, the gate allows {self._parameters:,.0f}"
-        expected = self.expected_bytes(cost.peak_bytes)
+        expected = self.expected_bytes(self._predicted(cost))
         if self._memory is not None and expected > self._memory:
             allowed = decimal(round(self._memory))
             return f"it would hold about {decimal(expected)}, the gate allows {allowed}"
         if self._seconds is not None and (step_s := self._step_s(cost)) > self._seconds:
             return f"a step takes {step_s:.3g} s at least, the gate allows {self._seconds:g} s"
         return ""
+
+    def _predicted(self, cost: "Cost") -> int:
+        """Bytes of a step: on a CPU those that malloc cannot use again count."""
+        return cost.peak_bytes + (cost.holes_bytes if self._on_cpu else 0)
 
     def _step_s(self, cost: "Cost") -> float:
         from elastix.cost.devices import DEVICES, this_machine
