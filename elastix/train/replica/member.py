@@ -439,7 +439,7 @@ class Member:
         if self._mates is not None:
             self._kept = self._state.hold()
         compare = self._schedule.compares_now()
-        if not self._driver.watching:
+        if not (self._driver.watching or self.settings.alone):
             self._schedule.grouped(self.step, self._driver.present)
         until = self.settings.until_reports
         if until is not None and self._state.reports >= until:
@@ -622,4 +622,5 @@ class Member:
 
     def close(self) -> None:
         """After `finish`, in a process that goes on with something else."""
+        self.saver.close()
         self._tracked.close()

@@ -18,6 +18,7 @@ from elastix.events import Reported, StateStored, StepCommitted, TensorsInherite
 from elastix.search.model_sources import InheritTerms, StoreDirectory, TrialModelSource
 from elastix.search.trial import Objectives
 from elastix.state import State
+from elastix.train.checkpoint.saver import Saver
 from elastix.train.replica.link import Settings
 from elastix.train.replica.solo import run_alone
 from tests.search_parts import Net, accuracy, data
@@ -107,6 +108,20 @@ def test_a_run_that_is_over_costs_later_ones_nothing(tmp_path):
         assert len(hooks) <= before
     finally:
         gc.enable()
+
+
+def test_one_that_goes_on_from_a_state_compares_it_with_nobodys(tmp_path, monkeypatch):
+    """Each trial that was paused left a thread behind, with a copy of its State."""
+    first = Keeps()
+    run_alone(train, {"models": []}, settings(tmp_path, model_source=first, until_reports=1), print)
+    ((state, _, reason),) = first.left
+    assert reason == "paused"
+    monkeypatch.setattr(Saver, "save", lambda *_: pytest.fail("a copy was taken"))
+    before = threading.enumerate()
+    again = Keeps(state)
+    outcome = run_alone(train, {"models": []}, settings(tmp_path, model_source=again), print)
+    assert (outcome.kind, outcome.epochs) == ("finished", 3)
+    assert threading.enumerate() == before
 
 
 def test_no_socket_is_opened(tmp_path, monkeypatch):
