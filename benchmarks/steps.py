@@ -46,7 +46,7 @@ def tokens(batch: int) -> torch.Tensor:
 
 MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[], torch.Tensor]]] = {
     "mlp": (mlp, lambda: images(64, 1)),
-    "convnet": (convnet, lambda: images(64, 3)),
+    "convnet": (convnet, lambda: images(192, 3)),  # beside which 20 MB of libraries are little
     "transformer": (transformer, lambda: tokens(8)),
 }
 

@@ -38,6 +38,7 @@ OPTIMIZERS: dict[str, type[torch.optim.Optimizer]] = {
 
 _ATEN = torch.ops.aten
 _CONVOLUTIONS = (_ATEN.convolution, _ATEN.convolution_backward)
+_BLOCK = 16  # channels
 _COLLECTIVES = ("c10d", "_c10d_functional", "fsdp")
 _SENT: dict[tuple[str, ...], int] = {
     ("reduce_scatter", "allgather", "all_gather_into", "all_to_all"): 1,
@@ -319,8 +320,6 @@ class _Meter(TorchDispatchMode):
         if any(is_sharded(leaf) for leaf in tree_leaves((args, kwargs))):
             return NotImplemented  # it comes back as what this place computes
         read = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
-        copied = func._overloadpacket in _CONVOLUTIONS
-        copies = [self.heap.take(_size(tensor)) for tensor in read if copied]
         out = func(*args, **(kwargs or {}))
         written = [leaf for leaf in tree_leaves(out) if isinstance(leaf, torch.Tensor)]
         if func.namespace in _COLLECTIVES:
@@ -333,15 +332,44 @@ class _Meter(TorchDispatchMode):
         if formula is not None:
             flops = int(formula(*args, **(kwargs or {}), out_val=out))
         self.flops += flops
-        if copied:
-            # Libraries copy what a convolution reads and writes into a layout of their own.
-            copies += [self.heap.take(_size(tensor)) for tensor in written]
-            self.peak = max(self.peak, self.alive + sum(block.size for block in copies))
-            for block in copies:
-                self.heap.give(block)
+        if func._overloadpacket in _CONVOLUTIONS:
+            copies = _copies(args, out)
+            self.peak = max(self.peak, self.alive + copies)
+            self.heap.give(self.heap.take(copies))
         if not func.is_view:
             self.operators[flops, sum(_size(tensor) for tensor in (*read, *written))] += 1
         return out
+
+
+def _copies(given: Sequence[Any], out: Any) -> int:  # noqa: ANN401 - a tensor, or gradients
+    """Bytes that a convolution holds at its peak beside what it reads and writes.
+
+    oneDNN copies both into a layout with channels in blocks of 16; images with fewer channels it
+    reads as they are. Forward, the copy of the result is there with that of the images, and then
+    with the result. Backward, the gradient of the images is computed likewise, and after it that
+    of the weights, with a copy of each of its two factors.
+
+    Args:
+        given: images and weights; backward, the gradient of the result before these.
+        out: the result; backward, the gradients of images and weights.
+    """
+    if isinstance(out, torch.Tensor):
+        images, weights = given[:2]
+        return _size(weights) + _blocked(out) + max(0, _read(images) - _size(out))
+    result, images, weights = given[:3]
+    below = 0 if out[0] is None else _blocked(out[0]) - _size(out[0])
+    return _size(weights) + _blocked(result) + max(_read(images), below)
+
+
+def _read(images: torch.Tensor) -> int:
+    """Bytes of a copy of what a convolution reads."""
+    return _blocked(images) if images.shape[1] >= _BLOCK else 0
+
+
+def _blocked(images: torch.Tensor) -> int:
+    """Bytes with as many channels as fill blocks."""
+    channels = images.shape[1]
+    return _size(images) * -(-channels // _BLOCK) * _BLOCK // max(1, channels)
 
 
 def _sent(name: str, given: Sequence[Any]) -> float:
