@@ -623,4 +623,6 @@ class Member:
     def close(self) -> None:
         """After `finish`, in a process that goes on with something else."""
         self.saver.close()
+        if self._reducer is not None:
+            self._reducer.close()
         self._tracked.close()

@@ -4,6 +4,8 @@ import gc
 import socket
 import sys
 import threading
+import weakref
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -108,6 +110,35 @@ def test_a_run_that_is_over_costs_later_ones_nothing(tmp_path):
         assert len(hooks) <= before
     finally:
         gc.enable()
+
+
+@pytest.mark.parametrize("how", ["ends", "raises within a step", "two ratios", "evaluates"])
+def test_a_run_that_is_over_keeps_no_model(tmp_path, how):
+    """Each trial left its model in its worker: autograd keeps hooks where gc does not look."""
+    models = []
+
+    def train(ctx):
+        model = Net(2).double()
+        models.append(weakref.ref(model))
+        model, optimizer = ctx.prepare(model, torch.optim.Adam(model.parameters(), lr=0.01))
+        loader = ctx.loader(data(), batch_size=64, shuffle=False)  # one of 64, and one of 32
+        for epoch in loader.epochs(2):
+            for x, y in epoch:
+                added_up = how == "two ratios" and len(x) == 64
+                with ctx.accumulate() if added_up else nullcontext():
+                    F.cross_entropy(model(x.double()), y).backward()
+                if how.startswith("raises"):
+                    raise ValueError("on purpose")
+                if not added_up:
+                    optimizer.step()
+                    optimizer.zero_grad()
+        if how == "evaluates":
+            ctx.evaluate(lambda m, b: accuracy(m, (b[0].double(), b[1])), data(), batch_size=32)
+
+    outcome = run_alone(train, {}, settings(tmp_path), print)
+    assert outcome.kind == ("raised" if how.startswith("raises") else "finished"), outcome.summary
+    gc.collect()
+    assert [model() for model in models] == [None]
 
 
 def test_one_that_goes_on_from_a_state_compares_it_with_nobodys(tmp_path, monkeypatch):
