@@ -49,6 +49,12 @@ class StoreDirectory:
             _opened[self.path] = Store(self.path)
         return _opened[self.path]
 
+    def close(self) -> None:
+        """Close it in this process, if it was opened; whoever opens it next has it anew."""
+        opened = _opened.pop(self.path, None)
+        if opened is not None:
+            opened.close()
+
 
 @dataclass(frozen=True, kw_only=True)
 class InheritTerms:

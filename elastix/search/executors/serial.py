@@ -19,6 +19,7 @@ class Local:
         self._train: TrainFunction | None = None
         self._waiting: deque[Work] = deque()
         self._halted: set[int] = set()
+        self._store: StoreDirectory | None = None
 
     def open(self, train: TrainFunction) -> None:
         """See Executor."""
@@ -26,7 +27,8 @@ class Local:
 
     def reach(self, store: str) -> StoreDirectory:
         """See Executor."""
-        return StoreDirectory(store)
+        self._store = StoreDirectory(store)
+        return self._store
 
     @property
     def room(self) -> int:
@@ -65,5 +67,7 @@ class Local:
         self._halted.add(number)
 
     def close(self) -> None:
-        """Forget what was submitted."""
+        """Forget what was submitted, and let go of the store: the next campaign may have another."""
         self._waiting.clear()
+        if self._store is not None:
+            self._store.close()

@@ -28,6 +28,21 @@ def search(store, train, trials=3, metric="m"):
     ).run()
 
 
+def test_campaigns_one_after_the_other_keep_no_store_open(tmp_path):
+    """A study of a hundred seeds, each with a store of its own, ran out of file descriptors."""
+
+    def train(ctx):
+        model = torch.nn.Linear(1, 1)
+        ctx.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+        ctx.report(m=ctx.config["x"])
+
+    open_files = []
+    for number in range(3):
+        search(tmp_path / f"store-{number}", train, trials=1)
+        open_files.append(len(os.listdir("/proc/self/fd")))
+    assert open_files[1] == open_files[2]
+
+
 @pytest.mark.parametrize("name", ["scaling", "checkpoint"])
 def test_what_an_executor_would_not_hear_of_is_refused(tmp_path, name):
     """It has workers of its own: four of them, say, were asked for in vain."""
