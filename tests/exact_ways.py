@@ -214,6 +214,17 @@ def complex_parameters(ctx):
     plain(ctx, Waves())
 
 
+def gradients_with_a_graph(ctx):
+    """As optimizers want them that look at the curvature."""
+    model = net()
+    model, optimizer = ctx.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    for step in steps(ctx):
+        for x, y in step:
+            F.cross_entropy(model(x), y).backward(create_graph=True)
+        optimizer.step()
+        optimizer.zero_grad()
+
+
 def gradients_kept(ctx):
     """zero_grad before the slices, and gradients that stay for a while."""
     model = net()
@@ -284,6 +295,28 @@ def buffers_changed_between_steps(ctx):
     assert int(model.rounds) == ctx.step
 
 
+def moved_after_steps(ctx):
+    """By the loop itself: a teacher that stands still for autograd, averages, momenta, a buffer."""
+    model = Tempered()
+    teacher = nn.Linear(10, 10).requires_grad_(False)
+    decay = torch.optim.swa_utils.get_ema_multi_avg_fn(0.9)
+    average = torch.optim.swa_utils.AveragedModel(model, multi_avg_fn=decay, use_buffers=True)
+    average.requires_grad_(False)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    ctx.prepare(model, teacher, average, optimizer)
+    for step in steps(ctx):
+        for x, y in step:
+            F.cross_entropy(teacher(model(x)), y).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        teacher.weight.data.mul_(0.99)
+        average.update_parameters(model)
+        for slot in optimizer.state.values():
+            slot["momentum_buffer"].mul_(0.5)
+        model.temperature.mul_(0.9)
+        model.rounds += 1
+
+
 def noise_before_slices(ctx):
     """Done again, such a step would begin with other parameters."""
     model = net()
@@ -328,11 +361,13 @@ WORK = {
         weight_norm,
         sparse_embeddings,
         complex_parameters,
+        gradients_with_a_graph,
         gradients_kept,
         gradients_of_slices_kept,
         noise_before_slices,
         noise_past_the_counters,
         buffers_changed_between_steps,
+        moved_after_steps,
         compiled,
         inductor,
     )

@@ -52,6 +52,17 @@ def test_what_cannot_be_exact_is_refused(tmp_path, way):
     assert len(steps) <= 1
 
 
+def test_a_step_that_is_done_again_moves_nothing_twice(tmp_path):
+    found = []
+    for kills in ([], [Kill(worker=1, phase="bucket", step=3)]):
+        directory, train = tmp_path / str(len(kills)), with_kills(Way("moved_after_steps"), kills)
+        found.append(run_local(train, 3, directory=directory, exact=True, recovery="rollback"))
+    assert found[1].lost
+    (digest, tensors), (other_digest, others) = map(final, found)
+    assert not [name for name in tensors if not torch.equal(others[name], tensors[name])]
+    assert other_digest == digest
+
+
 @pytest.mark.parametrize("way", ["noise_before_slices", "noise_past_the_counters"])
 def test_a_step_that_cannot_be_done_again_ends_the_run(tmp_path, way):
     train = with_kills(Way(way), [Kill(worker=1, phase="bucket", step=3)])

@@ -146,6 +146,31 @@ def test_what_the_loop_did_before_the_last_backward_pass_of_such_a_step_is_put_b
     assert ends[0][1] == {"batches": 10}
 
 
+def with_teacher(ctx):
+    """Which follows the model by the loop's own code, and so does a buffer."""
+    model, optimizer, dataset = make(ctx.config)
+    teacher = torch.nn.Linear(10, 10).double().requires_grad_(False)
+    teacher.register_buffer("steps", torch.zeros((), dtype=torch.long))
+    model, teacher, optimizer = ctx.prepare(model, teacher, optimizer)
+    for x, y in next(ctx.loader(dataset, batch_size=30).epochs(1)):
+        F.cross_entropy(teacher(model(x)), y).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        teacher.weight.data.mul_(0.9)
+        teacher.steps += 1
+
+
+def test_what_the_loop_did_to_modules_after_the_last_backward_pass_of_it_is_put_back(tmp_path):
+    ends = []
+    for flips in ([], [Flip(worker=1, tensor="head.weight", step=2)]):
+        directory = tmp_path / str(len(flips))
+        settings = {"config": CONFIG, "min_workers": 3, "replace": True}
+        run = run_local(with_kills(with_teacher, flips), 3, directory=directory, **settings)
+        assert len(of(ReplicasDiverged, run)) == len(flips)
+        ends.append(final(directory))
+    assert ends[0] == ends[1]
+
+
 def test_without_a_replacement_the_others_do_the_step_again(tmp_path):
     flipped = with_kills(train, [Flip(worker=1, tensor="head.weight", step=5)])
     run = run_local(flipped, 3, config=CONFIG, directory=tmp_path)

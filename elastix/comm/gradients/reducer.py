@@ -499,6 +499,13 @@ class Reducer:
     def _leave_no_trace(self) -> None:
         for gradients in self._gradients:
             gradients.drop()
+        self.put_back_buffers()
+
+    def put_back_buffers(self) -> None:
+        """Buffers have the values again that they had at the last boundary.
+
+        Only where a step may be void. One that is may change them again when it has been agreed on.
+        """
         for buffers in self._buffers:
             buffers.put_back()
 

@@ -430,7 +430,7 @@ class Member:
         self.phase("boundary", self.step)
         self._link.await_controller()
         self._state.look_at_beginning()
-        self._steps.rewind.restore(self._tracked.others)
+        self._steps.put_back()
         if self._steps.level_due:
             self._state.level()
         self._driver.boundary()

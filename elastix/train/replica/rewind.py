@@ -2,12 +2,13 @@
 
 Gradients of a void step are None, so parameters and the optimizer's tensors stay as they are, but
 the loop's body runs, around its last backward pass as well: schedulers step, learning rates change,
-averages move. All that is put back before the step is done again. Parameters that the loop changes
-by itself are put back where the run has to be exact.
+averages move. All that is put back before the step is done again, and so are parameters and an
+optimizer's tensors that the loop changes by itself after its last backward pass.
 
 Where steps may be void often, all is copied when a step begins (`keep`). Else, in nearly all runs,
 only what is cheap to copy is (`outline`); the rest is when a step turns out void, if it is still
-what it was when the step began (`fill_in`).
+what it was when the step began (`fill_in`). Whether it is, version counters tell, and a few
+elements, since `tensor.data` goes past these.
 
 Not here: buffers (comm.gradients.buffer_bucket) and samples (data.loader).
 """
@@ -23,7 +24,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from elastix.state import Stateful, raw_bytes
+from elastix.state import Stateful, raw_bytes, sample_of
 
 _FEW = 64
 """Elements of a list, a tuple or a tensor that is copied in every step."""
@@ -31,6 +32,8 @@ _MANY = 4096
 """Entries of a table, of tensors mostly, or plain elements of anything, that are gone through."""
 _MANY_BYTES = 1 << 20
 """Of an array that is looked at whole for whether it has changed."""
+_LOOKED_AT = 8
+"""Large tensors of an object, of which some elements are kept: an average moves all of them."""
 _PLAIN = (int, float, complex, str, bytes, np.generic)
 _ROWS = (list, tuple, deque, set, frozenset)
 
@@ -40,6 +43,19 @@ class _Mark:
     """In place of what is dear to copy: what shows whether it has changed."""
 
     of: tuple[Any, ...]
+
+
+@dataclass(frozen=True)
+class _Outline:
+    """Of one object.
+
+    Attributes:
+        of: a copy with marks, or marks alone.
+        samples: of some of what is marked, tensors and a few elements of each.
+    """
+
+    of: Any
+    samples: list[tuple[torch.Tensor, torch.Tensor]]
 
 
 class Rewind:
@@ -52,8 +68,9 @@ class Rewind:
     def __init__(self) -> None:
         self.due = False
         self._kept: dict[str, Any] = {}
-        self._outlines: dict[str, Any] = {}
-        self._parameters: list[tuple[torch.nn.Parameter, torch.Tensor]] = []
+        self._outlines: dict[str, _Outline] = {}
+        self._tensors: list[tuple[torch.Tensor, torch.Tensor]] = []  # and what was in them
+        self._slots: list[tuple[torch.optim.Optimizer, Any, dict[str, Any]]] = []
         self._again = False  # the step has to begin with just these
 
     def keep(self, others: Mapping[str, Stateful]) -> None:
@@ -64,12 +81,7 @@ class Rewind:
 
     def outline(self, others: Mapping[str, Stateful]) -> None:
         """A step begins: remember what is cheap to copy of what `keep` copies."""
-        self._outlines = {
-            name: _marks(other)
-            if isinstance(other, torch.nn.Module)
-            else _outline(_small(name, other))
-            for name, other in others.items()
-        }
+        self._outlines = {name: _outline_of(name, other) for name, other in others.items()}
 
     def fill_in(self, others: Mapping[str, Stateful]) -> str | None:
         """The step since `outline` is void: remember the rest.
@@ -84,42 +96,62 @@ class Rewind:
             try:
                 if outline is None:  # it came within the step
                     self._kept[name] = copy.deepcopy(state)
-                elif isinstance(other, torch.nn.Module):
-                    self._kept[name] = _unless_changed(outline, _marks(other), state)
+                    continue
+                if not all(_same(sample_of(large), sample) for large, sample in outline.samples):
+                    return name
+                if isinstance(other, torch.nn.Module):
+                    marks = _marks(_tensors_of(other))
+                    self._kept[name] = _unless_changed(outline.of, marks, state)
                 else:
-                    self._kept[name] = _filled(outline, state)
+                    self._kept[name] = _filled(outline.of, state)
             except _Changed:
                 return name
         return None
 
-    def keep_parameters(self, modules: Iterable[torch.nn.Module], *, again: bool) -> None:
-        """Remember them as they are. On the CPU: other memory may have no room for a copy.
+    def keep_tensors(
+        self,
+        modules: Iterable[torch.nn.Module],
+        others: Iterable[Stateful],
+        *,
+        again: bool,
+    ) -> None:
+        """Remember parameters, and an optimizer's tensors, as they are.
+
+        On the CPU: other memory may have no room for a copy.
 
         Args:
             modules: whose.
-            again: the slices of the void step will be computed again, from just these.
+            others: optimizers are among them.
+            again: the slices of the void step have to be computed again from just these.
         """
         self._again = again
         parameters = {id(p): p for module in modules for p in module.parameters()}
-        self._parameters = [
-            (parameter, parameter.detach().to("cpu", copy=True))
-            for parameter in parameters.values()
+        self._slots = [
+            (other, key, dict(slot))
+            for other in others
+            if isinstance(other, torch.optim.Optimizer)
+            for key, slot in other.state.items()
+            if isinstance(slot, dict)
+        ]
+        values = [value for *_, slot in self._slots for value in slot.values()]
+        moments = [value for value in values if isinstance(value, torch.Tensor)]
+        self._tensors = [
+            (tensor, tensor.detach().to("cpu", copy=True))
+            for tensor in (*parameters.values(), *moments)
         ]
 
     def begins_otherwise(self) -> bool:
-        """Whether the slices of a step that is done again begin with other parameters than before.
+        """Whether the slices of a step that is done again begin with other tensors than before.
 
         Their bytes are compared, since a change may have gone past their version counters.
         """
-        kept, self._parameters = self._parameters, []
-        if not self._again:
-            return False
-        self._again = False
-        return not all(torch.equal(raw_bytes(p), raw_bytes(value)) for p, value in kept)
+        kept, again = self._tensors, self._again
+        self.forget_tensors()
+        return again and not all(_same(tensor, value) for tensor, value in kept)
 
-    def forget_parameters(self) -> None:
+    def forget_tensors(self) -> None:
         """A State has come: a step that is done again begins with what that has."""
-        self._parameters, self._again = [], False
+        self._tensors, self._slots, self._again = [], [], False
 
     def restore(self, others: Mapping[str, Stateful]) -> None:
         """Put back what was kept, if the step since then is void."""
@@ -127,8 +159,12 @@ class Rewind:
             return
         self.due = False
         with torch.no_grad():
-            for parameter, value in self._parameters:
-                parameter.copy_(value)
+            for optimizer, key, kept in self._slots:
+                slot = optimizer.state.setdefault(key, {})
+                slot.clear()
+                slot.update(kept)
+            for tensor, value in self._tensors:
+                tensor.copy_(value)
         for name, kept in self._kept.items():
             other = others[name]
             if isinstance(other, torch.optim.Optimizer):
@@ -136,6 +172,8 @@ class Rewind:
                     group.update(copy.deepcopy(values))
             else:
                 other.load_state_dict(copy.deepcopy(kept))
+        if not self._again:
+            self.forget_tensors()
 
 
 class _Changed(Exception):
@@ -154,36 +192,61 @@ def _small(name: str, other: Stateful) -> Any:  # noqa: ANN401 - as the object h
     return other.state_dict()
 
 
-def _outline(value: Any) -> Any:  # noqa: ANN401 - any part of a state
-    """A copy, with marks in place of what is dear to copy."""
+def _outline_of(name: str, other: Stateful) -> _Outline:
+    large: list[torch.Tensor] = []
+    if isinstance(other, torch.nn.Module):  # its state would take longer
+        tensors = _tensors_of(other)
+        of: Any = _marks(tensors)
+        large = [tensor for tensor in tensors if tensor.numel()]
+    else:
+        of = _outline(_small(name, other), large)
+    chosen = large[:: max(1, -(-len(large) // _LOOKED_AT))]
+    return _Outline(of, [(tensor, sample_of(tensor)) for tensor in chosen])
+
+
+def _outline(value: Any, large: list[torch.Tensor]) -> Any:  # noqa: ANN401 - any part of a state
+    """A copy, with marks in place of what is dear to copy.
+
+    Args:
+        value: of which.
+        large: is given the tensors that are marked.
+    """
     if value is None or isinstance(value, _PLAIN):
         return value
     if isinstance(value, torch.Tensor):
-        return value.detach().clone() if value.numel() <= _FEW else _mark(value)
+        if value.numel() <= _FEW:
+            return value.detach().clone()
+        if value.layout is torch.strided:
+            large.append(value)
+        return _mark(value)
     if isinstance(value, np.ndarray):
         return copy.deepcopy(value) if value.size <= _MANY else _mark(value)
     if isinstance(value, tuple) and all(isinstance(part, _PLAIN) for part in value):
         return value
     if isinstance(value, set | frozenset | deque) and len(value) <= _FEW:
         return copy.copy(value)
-    if _is_plain_row(value):
+    if _is_row_of(_PLAIN, value):
         return copy.copy(value)
     if isinstance(value, dict) and len(value) <= _MANY:
-        return {key: _outline(part) for key, part in value.items()}
-    if type(value) in (list, tuple) and len(value) <= _FEW:
-        return type(value)(map(_outline, value))
+        return {key: _outline(part, large) for key, part in value.items()}
+    few = type(value) in (list, tuple) and len(value) <= _FEW
+    if few or (type(value) in (list, tuple) and _is_row_of(torch.Tensor, value)):
+        return type(value)(_outline(part, large) for part in value)
     return _mark(value)
 
 
-def _is_plain_row(value: Any) -> bool:  # noqa: ANN401 - any part of a state
-    """Whether it is, say, the last thousand losses."""
+def _is_row_of(kind: Any, value: Any) -> bool:  # noqa: ANN401 - any part of a state
+    """Whether it is, say, the last thousand losses, or the average of each parameter."""
     fits = type(value) in _ROWS and len(value) <= _MANY
-    return fits and all(isinstance(part, _PLAIN) for part in value)
+    return fits and all(isinstance(part, kind) for part in value)
 
 
-def _marks(module: torch.nn.Module) -> _Mark:
-    """Of all its tensors; its state would take longer."""
-    return _Mark((*map(_mark, module.parameters()), *map(_mark, module.buffers())))
+def _tensors_of(module: torch.nn.Module) -> list[torch.Tensor]:
+    return [*module.parameters(), *module.buffers()]
+
+
+def _marks(tensors: Iterable[torch.Tensor]) -> _Mark:
+    return _Mark(tuple(map(_mark, tensors)))
 
 
 def _mark(value: Any) -> _Mark:  # noqa: ANN401 - any part of a state
@@ -193,6 +256,11 @@ def _mark(value: Any) -> _Mark:  # noqa: ANN401 - any part of a state
     if isinstance(value, np.ndarray) and value.nbytes <= _MANY_BYTES and not value.dtype.hasobject:
         return _Mark((value.dtype, value.shape, zlib.crc32(value.tobytes())))
     return _Mark((type(value), len(value) if isinstance(value, Sized) else 0))
+
+
+def _same(tensor: torch.Tensor, other: torch.Tensor) -> bool:
+    """To the last bit."""
+    return torch.equal(raw_bytes(tensor), raw_bytes(other))
 
 
 def _unless_changed(before: _Mark, now: _Mark, value: Any) -> Any:  # noqa: ANN401 - any state

@@ -132,7 +132,7 @@ class StepCommits:
     def load_state_dict(self, meta: Mapping[str, Any]) -> None:
         """As the metadata of a State have it, which was adopted just now."""
         self.rebase()
-        self.rewind.forget_parameters()
+        self.rewind.forget_tensors()
         self.step = meta["step"]
         self.window.load_state_dict(meta.get("window", {}))
         self.checks.load_state_dict(meta)
@@ -185,6 +185,12 @@ class StepCommits:
             raise refusals.never_took_a_step()
         if self._driver.rank == 0:
             logger.warning(refusals.LEFT_OVER, self.step)
+
+    def put_back(self) -> None:
+        """At a boundary: what a step that is void has changed is as it was when that began."""
+        if self.rewind.due and self._reducer is not None:
+            self._reducer.put_back_buffers()
+        self.rewind.restore(self._tracked.others)
 
     def set_out(self) -> None:
         """At a boundary: a step begins from here, and may have to be done again from here."""
@@ -435,8 +441,9 @@ class StepCommits:
         changed = None
         if not self._settings.rewinds_exactly:
             changed = self.rewind.fill_in(self._tracked.others)
-        if self._settings.exact:
-            self.rewind.keep_parameters(self._tracked.modules.values(), again=alarm is None)
+        again = self._settings.exact and alarm is None
+        kept = self._tracked.modules.values(), self._tracked.others.values()
+        self.rewind.keep_tensors(*kept, again=again)
         self.rewind.due = self._tracked.void = True
         if self._tracked.scaler is not None and self._reducer is not None:
             self._reducer.overflow()
@@ -454,7 +461,7 @@ class StepCommits:
             self._end(refusals.would_change_twice(changed, self.step + 1))
 
     def _check_beginning(self) -> None:
-        """The slices of a step are about to be computed: from the parameters of the first time.
+        """The slices of a step are about to be computed: from the tensors of the first time.
 
         Raises:
             TrainError: they are others.
@@ -463,8 +470,9 @@ class StepCommits:
             self._end(
                 TrainError(
                     f"RunConfig(exact=True) and step {self.step + 1}, which has to be done again: "
-                    "parameters were changed between its beginning and the loop over its slices, "
-                    "and have been changed twice. The step does not count, and the run was "
+                    "parameters, or what an optimizer has of them, were changed between its "
+                    "beginning and the loop over its slices, and have been changed twice. The step "
+                    "does not count, and the run was "
                     "stopped. fit() again goes on from the last stored State. Change them after "
                     "that loop."
                 )

@@ -171,6 +171,43 @@ def test_so_is_an_average_of_weights(before):
     assert all(torch.equal(now[name], value) for name, value in was.items())
 
 
+@pytest.mark.parametrize("number", [3, 300])
+@pytest.mark.parametrize("kind", [list, dict])
+def test_an_average_that_is_changed_past_its_version_counters_is_named(kind, number):
+    tensors = [torch.zeros(10, 10) for _ in range(number)]
+    state = dict(enumerate(tensors)) if kind is dict else tensors
+    average, rewind = Kept(shadow=state), Rewind()
+    rewind.outline({"average": average})
+    assert rewind.fill_in({"average": average}) is None
+    for tensor in tensors:
+        tensor.data.lerp_(torch.ones(10, 10), 0.1)
+    assert rewind.fill_in({"average": average}) == "average"
+
+
+def test_so_is_one_that_is_a_module():
+    average, rewind = torch.nn.Linear(20, 20), Rewind()
+    rewind.outline({"average": average})
+    for parameter in average.parameters():
+        parameter.data.mul_(0.9)
+    assert rewind.fill_in({"average": average}) == "average"
+
+
+def test_parameters_and_moments_are_as_when_the_step_turned_out_void():
+    model, rewind = torch.nn.Linear(2, 1), Rewind()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    model(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+    was = copy.deepcopy((model.state_dict(), optimizer.state_dict()["state"]))
+    rewind.keep_tensors([model], [optimizer], again=False)
+    rewind.due = True
+    with torch.no_grad():
+        model.weight.data.mul_(0.9)
+    optimizer.state[model.weight]["momentum_buffer"].mul_(0.5)
+    optimizer.state.pop(model.bias)
+    rewind.restore({"optimizer": optimizer})
+    assert str((model.state_dict(), optimizer.state_dict()["state"])) == str(was)
+
+
 def test_a_state_that_is_made_anew_whenever_it_is_asked_for_is_put_back():
     class Mean(Kept):
         def state_dict(self):
@@ -191,11 +228,11 @@ def test_a_state_that_is_made_anew_whenever_it_is_asked_for_is_put_back():
 @pytest.mark.parametrize("given", [True, False])
 def test_a_step_that_is_done_again_may_begin_with_a_state_that_has_come_since(given):
     model, rewind = torch.nn.Linear(2, 1), Rewind()
-    rewind.keep_parameters([model], again=True)
+    rewind.keep_tensors([model], [], again=True)
     rewind.due = True
     rewind.restore({})
     with torch.no_grad():
         model.weight.add_(1)
     if given:
-        rewind.forget_parameters()
+        rewind.forget_tensors()
     assert rewind.begins_otherwise() is not given
