@@ -349,7 +349,7 @@ class GradientBucket(Bucket):
             scale = 1.0 if self.unscaled else scales[of]
             if gradient is None or scale == 0:  # not 0 * gradient: NaN for one that overflowed
                 continue
-            dense = _dense(local(gradient) if self._sharded else gradient)
+            dense = _dense(local(gradient) if self._sharded else gradient).detach()
             if used:
                 view.add_(dense, alpha=scale)
             else:
@@ -368,7 +368,7 @@ class GradientBucket(Bucket):
             self._used[place] = gradient is not None
             if gradient is not None:
                 views.append(self.views[place])
-                found.append(_dense(local(gradient)))
+                found.append(_dense(local(gradient)).detach())
         if not all(self._used):
             self._values.zero_()
         if found:

@@ -52,7 +52,7 @@ class FlatRow:
     def put(self, place: int, gradient: torch.Tensor | None) -> None:
         """The first for that place; None for zeros."""
         into = self.views[place]
-        into.zero_() if gradient is None else into.copy_(gradient)
+        into.zero_() if gradient is None else into.copy_(gradient.detach())
 
     def read(self, place: int) -> torch.Tensor:
         """What is there."""

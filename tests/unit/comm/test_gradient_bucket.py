@@ -120,3 +120,16 @@ def test_what_travels_as_half_is_scaled_before_it_is_rounded(monkeypatch, at_onc
     bucket.accept(1.0)
     half = float(torch.tensor(25000.0).half())
     assert [p.grad.tolist() for p in parameters] == [[half] * 3, [half] * 5]
+
+
+@pytest.mark.parametrize("at_once", [(), ("cpu",)])
+def test_a_gradient_with_a_graph_is_copied_without_it(at_once, monkeypatch):
+    """As `backward(create_graph=True)` leaves it."""
+    monkeypatch.setattr(GradientBucket, "at_once", at_once)
+    bucket = GradientBucket([torch.nn.Parameter(torch.zeros(3))])
+    bucket.renew()
+    bucket.begin()
+    bucket.parameters[0].grad = torch.ones(3, requires_grad=True)
+    bucket.fill_missing([0.5], 0)
+    assert bucket.views[0].tolist() == [0.5] * 3
+    assert not bucket.flat.requires_grad
