@@ -105,9 +105,9 @@ class _Told(torch.nn.Module):
 
     @property
     def nothing(self) -> bool:
-        """Whether the group has taken the step back: gradients are gone, or as of an overflow."""
+        """Whether the group has taken the step back: gradients are zeros, or as of an overflow."""
         told = self.numbers.grad
-        return told is None or not bool(told[1].isfinite())
+        return told is None or not bool(told[1].isfinite() & told.any())
 
     def take(self, scale: float) -> torch.Tensor:
         """Means over the samples of the batch of what was told in it."""

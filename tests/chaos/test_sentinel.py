@@ -171,6 +171,38 @@ def test_what_the_loop_did_to_modules_after_the_last_backward_pass_of_it_is_put_
     assert ends[0] == ends[1]
 
 
+def looks_at_gradients(ctx):
+    """The optimizer is in an object of the train function's own."""
+    model, optimizer, dataset = make(ctx.config)
+    ctx.prepare(model)
+    ctx.track(own=Wrapped(optimizer))
+    for x, y in next(ctx.loader(dataset, batch_size=30).epochs(1)):
+        F.cross_entropy(model(x), y).backward()
+        torch.nn.utils.clip_grad_value_(model.parameters(), 0.01)
+        norms = [parameter.grad.norm() for parameter in model.parameters()]
+        for parameter in model.parameters():
+            parameter.grad /= 1 + max(norms)
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+class Wrapped:
+    def __init__(self, optimizer):
+        self.optimizer = optimizer
+        self.state_dict, self.load_state_dict = optimizer.state_dict, optimizer.load_state_dict
+
+
+def test_code_that_looks_at_gradients_goes_on_in_such_a_step_and_no_optimizer_moves(tmp_path):
+    ends = []
+    for flips in ([], [Flip(worker=1, tensor="head.weight", step=2)]):
+        directory = tmp_path / str(len(flips))
+        settings = {"config": CONFIG, "min_workers": 3, "replace": True}
+        run = run_local(with_kills(looks_at_gradients, flips), 3, directory=directory, **settings)
+        assert len(of(ReplicasDiverged, run)) == len(flips)
+        ends.append(final(directory))
+    assert ends[0] == ends[1]
+
+
 def test_without_a_replacement_the_others_do_the_step_again(tmp_path):
     flipped = with_kills(train, [Flip(worker=1, tensor="head.weight", step=5)])
     run = run_local(flipped, 3, config=CONFIG, directory=tmp_path)

@@ -509,14 +509,12 @@ class Reducer:
         for buffers in self._buffers:
             buffers.put_back()
 
-    def overflow(self) -> None:
-        """After a step that is void: gradients that a GradScaler takes for an overflow.
-
-        It refuses to go on where there are none.
-        """
+    def stand_in(self, value: float) -> None:
+        """After a step that is void: gradients, so that code that looks at them goes on."""
         for gradients in self._gradients:
             for parameter in gradients.parameters:
-                parameter.grad = torch.full_like(parameter, math.inf)
+                if parameter.requires_grad:
+                    parameter.grad = torch.full_like(parameter, value, requires_grad=False)
 
     def parts(self) -> Sequence[torch.Tensor]:
         """The buckets as they were accepted, one after the other; none if nothing was."""

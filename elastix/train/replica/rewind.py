@@ -1,9 +1,9 @@
 """What a step changes beside model and optimizer state, kept so that the step can be done again.
 
-Gradients of a void step are None, so parameters and the optimizer's tensors stay as they are, but
-the loop's body runs, around its last backward pass as well: schedulers step, learning rates change,
-averages move. All that is put back before the step is done again, and so are parameters and an
-optimizer's tensors that the loop changes by itself after its last backward pass.
+No optimizer has gradients in a void step, so it moves nothing, but the loop's body runs, around its
+last backward pass as well: schedulers step, learning rates change, averages move. All that is put
+back before the step is done again, and so are parameters and an optimizer's tensors that the loop
+changes by itself after its last backward pass.
 
 Where steps may be void often, all is copied when a step begins (`keep`). Else, in nearly all runs,
 only what is cheap to copy is (`outline`); the rest is when a step turns out void, if it is still

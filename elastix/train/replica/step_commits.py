@@ -9,6 +9,7 @@ Not here: what is looked at for the vote (step_checks), what travels (vote), the
 """
 
 import logging
+import math
 import threading
 import time
 from collections import deque
@@ -445,8 +446,9 @@ class StepCommits:
         kept = self._tracked.modules.values(), self._tracked.others.values()
         self.rewind.keep_tensors(*kept, again=again)
         self.rewind.due = self._tracked.void = True
-        if self._tracked.scaler is not None and self._reducer is not None:
-            self._reducer.overflow()
+        if self._reducer is not None:
+            overflow = self._tracked.scaler is not None  # which is what it takes them for
+            self._reducer.stand_in(math.inf if overflow else 0.0)
         for loader in self._tracked.loaders:
             if alarm is None:
                 loader.commit(())

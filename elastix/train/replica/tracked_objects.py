@@ -411,9 +411,10 @@ def _watch_optimizers(live: TrackedObjects) -> None:
         if fresh:
             alive.check_optimizer(optimizer)
             seen[optimizer] = len(optimizer.param_groups)
-        if not any(optimizer is other for other in alive.others.values()):
+        if any(optimizer is other for other in alive.others.values()):
+            alive.before_step(optimizer)
+        elif not any(optimizer is one for other in alive.others.values() for one in _held(other)):
             return
-        alive.before_step(optimizer)
         if alive.void:
             for group in optimizer.param_groups:
                 for parameter in group["params"]:
