@@ -295,6 +295,27 @@ def buffers_changed_between_steps(ctx):
     assert int(model.rounds) == ctx.step
 
 
+def passing_buffers(ctx):
+    """That are in no State: the loop moves one, and so does each forward pass another."""
+    model = Tempered()
+    model.register_buffer("temperature", torch.ones(()), persistent=False)
+    model.inner[0].register_buffer("seen", torch.zeros(64), persistent=False)
+
+    def called(x):
+        flat = x.flatten(1)
+        model.inner[0].seen += flat.mean(0)
+        return model(x + 0.1 * model.inner[0].seen.view(1, 1, 8, 8))
+
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model, optimizer = ctx.prepare(model, optimizer)
+    for step in steps(ctx):
+        for x, y in step:
+            F.cross_entropy(called(x), y).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        model.temperature.mul_(0.9)
+
+
 def moved_after_steps(ctx):
     """By the loop itself: a teacher that stands still for autograd, averages, momenta, a buffer."""
     model = Tempered()
@@ -367,6 +388,7 @@ WORK = {
         noise_before_slices,
         noise_past_the_counters,
         buffers_changed_between_steps,
+        passing_buffers,
         moved_after_steps,
         compiled,
         inductor,

@@ -52,6 +52,18 @@ def test_what_cannot_be_exact_is_refused(tmp_path, way):
     assert len(steps) <= 1
 
 
+def test_who_comes_later_has_the_buffers_that_no_state_keeps(tmp_path):
+    found = []  # the others wait for who comes in place of the lost one
+    for kills in ([], [Kill(worker=1, phase="bucket", step=2)]):
+        directory, train = tmp_path / str(len(kills)), with_kills(Way("passing_buffers"), kills)
+        options = {"exact": True, "min_workers": 2, "replace": True}
+        found.append(run_local(train, 2, directory=directory, **options))
+    assert found[1].lost
+    (digest, tensors), (other_digest, others) = map(final, found)
+    assert not [name for name in tensors if not torch.equal(others[name], tensors[name])]
+    assert other_digest == digest
+
+
 def test_a_step_that_is_done_again_moves_nothing_twice(tmp_path):
     found = []
     for kills in ([], [Kill(worker=1, phase="bucket", step=3)]):

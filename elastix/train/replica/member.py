@@ -371,7 +371,7 @@ class Member:
         """For newcomers. The first founder restores the stored State, if the run has one."""
         if founding:
             self._state.begin()
-        return self._state.capture()
+        return self._state.for_joiners()
 
     def adopt_state(self, state: State) -> None:
         """Become equal to a peer; if it need not be exact, but for the random numbers to come."""

@@ -8,6 +8,7 @@ Invariant: what a State holds for objects that do not exist yet is passed on as 
 
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -23,13 +24,15 @@ from elastix.data.loader import Loader
 from elastix.data.rehearsal import ENTRY, Rehearsal
 from elastix.data.source import Source
 from elastix.errors import ConfigError, StateError
-from elastix.sharding import fsdp_layers, is_sharded, let_go_of_gathered
+from elastix.sharding import fsdp_layers, is_sharded, let_go_of_gathered, local
 from elastix.state import RandomState, State, Stateful
 from elastix.train.checkpoint import state_digests
 from elastix.train.replica.learning_rate import hold_at_end
 
 _OUTER = "outer_optimizer"
 """Under which name the optimizer of outer steps is in a State."""
+_PASSING = "@passing buffers/"
+"""What names begin with, in a State on its way to who joins, that are in no State that is kept."""
 
 
 class TrackedObjects:
@@ -294,6 +297,32 @@ class TrackedObjects:
                 f"the State has trained {len(lost)} parameters, {lost[0]!r} among them, that are "
                 "at no stage of the axis 'pipe' here."
             )
+
+    def for_joiners(self, state: State) -> State:
+        """The State as it is now, and the buffers of modules that torch keeps in none."""
+        passing = {_PASSING + name: local(buffer) for name, buffer in self._passing.items()}
+        return replace(state, tensors={**state.tensors, **passing})
+
+    def take_passing(self, state: State) -> State:
+        """Have those buffers as they are in a State that `for_joiners` gave; the State itself."""
+        with torch.no_grad():
+            for name, buffer in self._passing.items():
+                given = state.tensors.get(_PASSING + name)
+                if given is not None and given.shape == local(buffer).shape:
+                    local(buffer).copy_(given)
+        kept = {n: t for n, t in state.tensors.items() if not n.startswith(_PASSING)}
+        return replace(state, tensors=kept)
+
+    @property
+    def _passing(self) -> dict[str, torch.Tensor]:
+        """Buffers that are not persistent: a schedule that the loop follows in the model, say."""
+        return {
+            f"{prefix}{path}.{name}": buffer
+            for prefix, module in self.modules.items()
+            for path, part in module.named_modules()
+            for name in sorted(part._non_persistent_buffers_set)
+            if (buffer := part._buffers.get(name)) is not None
+        }
 
     def take_tensors(self, state: State) -> None:
         """Become as `state` says where it has tensors, but for loaders and random numbers."""

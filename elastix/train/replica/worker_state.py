@@ -134,6 +134,10 @@ class WorkerState:
         self._driver.check_within(wait=True)
         return self._tracked.capture(self._counts)
 
+    def for_joiners(self) -> State:
+        """The same for newcomers, who go on from just here."""
+        return self._tracked.for_joiners(self.capture())
+
     def hold(self) -> Callable[[], KeptState | None]:
         """What gives the State as it is now for as long as nothing of it is changed in place."""
         held, step = self._tracked.hold(self._counts), self._steps.step
@@ -166,6 +170,7 @@ class WorkerState:
 
     def adopt(self, state: State) -> None:
         """Become equal to whoever has captured `state`."""
+        state = self._tracked.take_passing(state)
         looked_at = not (self._settings.alone or self._settings.crew or self._driver.watching)
         self._ended = bool(state.meta.get(ENDED))  # whoever is given it from here is told so
         draws = any(name.startswith("@loader/") for name in state.meta)
@@ -273,7 +278,7 @@ class WorkerState:
     def copy_for_joiners(self) -> Callable[[], State]:
         """A copy of the State as it is, made while the next step is computed."""
         self._parts.phase("give", self._steps.step)
-        return self._copies.give(self.capture(), self._steps.step)
+        return self._copies.give(self.for_joiners(), self._steps.step)
 
     # ------------------------------------------------------------------ stored
 
