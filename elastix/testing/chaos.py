@@ -17,6 +17,7 @@ from pathlib import Path
 from signal import SIGKILL, Signals
 from typing import Any, cast
 
+import numpy as np
 import torch
 
 from elastix.arguments import require
@@ -170,8 +171,10 @@ def flip(flip: Flip, ctx: Context) -> None:
 
 
 def _turn(tensor: Any, flip: Flip) -> None:  # noqa: ANN401 - a gradient may be None for mypy
-    memory = raw_bytes(tensor).numpy()
-    memory[flip.byte % len(memory)] ^= 1 << flip.bit
+    place, byte = divmod(flip.byte % tensor.nbytes, tensor.element_size())
+    # Bytes of all of a tensor would be a copy where elements do not follow each other in memory.
+    element = tensor.detach()[np.unravel_index(place, tensor.shape)]
+    raw_bytes(element).numpy()[byte] ^= 1 << flip.bit
 
 
 def _miscalculate(parameter: torch.nn.Parameter, flip: Flip) -> None:

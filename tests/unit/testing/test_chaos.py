@@ -4,9 +4,12 @@ import ast
 from pathlib import Path
 
 import pytest
+import torch
 
 import elastix
 from elastix.errors import ConfigError
+from elastix.state import raw_bytes
+from elastix.testing import chaos
 from elastix.testing.chaos import Flip, Kill
 from elastix.train.replica.context import Context
 from elastix.train.replica.link import PHASES
@@ -42,3 +45,14 @@ def test_a_kill_at_a_place_that_nobody_comes_to_is_refused():
         Kill(worker=1, phase="forward")
     with pytest.raises(ConfigError, match="There are wait, boundary, batch, "):
         Flip(worker=1, tensor="w", phase="boundry")
+
+
+@pytest.mark.parametrize("byte", [0, 13, 5 * 4 * 4 + 13])  # the last is beyond the end
+@pytest.mark.parametrize("made", [torch.clone, torch.t, lambda tensor: tensor[:, ::2]])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_bit_flips_in_the_tensor_itself_however_it_lies_in_memory(byte, made, dtype):
+    tensor = made(torch.ones(5, 4, dtype=dtype))
+    before, version = raw_bytes(tensor).clone(), tensor._version
+    chaos._turn(tensor, Flip(worker=0, tensor="", byte=byte, bit=3))
+    assert (raw_bytes(tensor) ^ before).nonzero().flatten().tolist() == [byte % len(before)]
+    assert tensor._version == version
