@@ -486,14 +486,19 @@ class Ledger:
             self._submit(())
         with self.asking() as index:
             row = index.row(ref)
-            known = index.blobs(digests)
-            missing = tuple(d for d in digests if d not in known or d in self._doubted)
+            missing = self.missing(digests)
             alive = row is not None and row.status == Status.ALIVE
             return PutPlan(
                 stored=alive and not missing and bytes.fromhex(ref) not in self._doubted,
                 seq=index.next_seq(time.time_ns()),
                 missing=missing,
             )
+
+    def missing(self, digests: Sequence[bytes]) -> tuple[bytes, ...]:
+        """Which of these no pack holds, or holds damaged: whoever puts them writes them."""
+        with self.asking() as index:
+            known = index.blobs(digests)
+            return tuple(d for d in digests if d not in known or d in self._doubted)
 
     def find(self, name: str) -> Row:
         """The model that a tag, a ref or the beginning of one means.

@@ -303,14 +303,13 @@ class Store:
             # Now and not when it was filled: gc may remove a sealed pack that no model needs yet.
             if writer.size >= SHARES_SEAL_AT_BYTES:
                 writer.seal()
-            known = self._ledger.places(tuple(digests))
             places = {}
             try:
-                for digest, name in digests.items():
-                    if digest not in known:
-                        payload = payloads[name]
-                        header = Header(Kind.TENSOR, len(payload), digest, dtype=infos[name].dtype)
-                        places[digest] = writer.append(header, payload)
+                for digest in self._ledger.missing(tuple(digests)):
+                    name = digests[digest]
+                    payload = payloads[name]
+                    header = Header(Kind.TENSOR, len(payload), digest, dtype=infos[name].dtype)
+                    places[digest] = writer.append(header, payload)
                 writer.sync()
             except BaseException:
                 writer.cut()

@@ -510,3 +510,22 @@ def test_what_is_put_again_heals(tmp_path: Path, found_by: str) -> None:
         store.gc()
         assert same(store.get(ref), state)
         assert store.verify() == []
+
+
+def test_what_is_put_again_in_shares_heals(tmp_path: Path) -> None:
+    """A checkpoint of several workers, of which a frozen tensor was found damaged before."""
+    root = tmp_path / "store"
+    state = State({"frozen": torch.arange(100.0), "w": torch.ones(3)})
+    with Store(root) as store:
+        ref = store.put(state)
+    damage(root, state.tensors["frozen"].numpy().tobytes())
+    with Store(root) as store:
+        with pytest.raises(Corrupt, match="'frozen'"):
+            store.get(ref)
+        shares = [store.put_share(State({name: t})) for name, t in state.tensors.items()]
+        assert [len(share.places) for share in shares] == [1, 0]
+        later = store.put_shares(shares, meta={"step": 2})
+        assert same(store.get(later), State(state.tensors, {"step": 2}))
+        assert same(store.get(ref), state)
+        store.gc()
+        assert store.verify() == []
