@@ -400,6 +400,19 @@ class TestOptuna(SearcherContract):
         pytest.importorskip("optuna")
         return elastix.Optuna(n_startup_trials=8)
 
+    def test_restored_it_does_not_wait_for_what_it_has_been_told(self):
+        """Among few configurations TPE draws known ones, which are in its state as well."""
+        places = [Categorical(name, range(4)) for name in "ab"]
+        ours, theirs = (self.started(ConfigurationSpace(space=places)) for _ in range(2))
+        asked = ours.ask(12)
+        theirs.load_state_dict(json.loads(json.dumps(ours.state_dict())))
+        told = [finished(s, i, (float(s.config["a"]),)) for i, s in enumerate(asked)]
+        for searcher in (ours, theirs):
+            searcher.tell(told)
+        assert len(ours.state_dict()["log"]) > len(asked), "none was drawn twice"
+        assert theirs.state_dict() == ours.state_dict()
+        assert theirs.ask(2) == ours.ask(2)
+
     def test_an_objective_of_ones_own(self):
         optuna = pytest.importorskip("optuna")
         from elastix.search.searchers.optuna import suggest

@@ -140,7 +140,8 @@ class Optuna:
         reach: int | None = None,
     ) -> None:
         """Enter a trial that Optuna did not propose."""
-        self._numbers[config_key(config)] = len(self._log)
+        if pending or losses is not None:
+            self._numbers[config_key(config)] = len(self._log)
         self._log.append([config, None if losses is None else list(losses), pending, reach])
         self._study.add_trial(self._frozen(*self._log[-1]))
 
