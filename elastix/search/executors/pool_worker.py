@@ -206,12 +206,12 @@ def _device() -> torch.device:
 
 
 def _sendable(ended: Ended) -> Ended:
-    """Errors travel as elastix's own or as text; one that cannot be pickled travels as text."""
+    """Errors travel as elastix's own or as text; one that cannot be sent travels as text."""
     error: Any = ended.error
     if not isinstance(error, ElastixError):
         return ended
-    try:
-        ray.cloudpickle.dumps(error)
+    try:  # one whose class takes other arguments than its text can be sent, and not received
+        pickle.loads(ray.cloudpickle.dumps(error))
     except Exception:  # noqa: BLE001 - the border of the process: an error may hold anything
         return replace(ended, error=None)
     return ended

@@ -98,6 +98,24 @@ def test_whatever_a_train_function_raises_is_the_end_of_its_trial_and_not_of_the
     assert ended.results == {0: {"m": 1.0}}
 
 
+class Wanting(ConfigError):
+    """A user's own, made of other things than its text."""
+
+    def __init__(self, name: str, value: float) -> None:
+        super().__init__(f"{name} cannot be {value}")
+
+
+def test_an_error_that_cannot_be_made_again_from_its_text_travels_as_text() -> None:
+    def train(ctx: Any) -> None:
+        raise Wanting("width", 0)
+
+    worker = LoneWorker(0, cloudpickle.dumps(None), 1)
+    worker._unpickled = train
+    ended: Ended = pickle.loads(worker.run(packed(Work(number=7, name="a", config={}, seed=2))))
+    assert (ended.kind, ended.error) == (EndedKind.RAISED, None)
+    assert ended.summary == "Wanting: width cannot be 0"
+
+
 def test_what_work_has_reported_is_told_once_it_is_over_by_its_end_alone() -> None:
     """The next one in this process may be the same trial, from its beginning."""
 
