@@ -27,14 +27,24 @@ T = TypeVar("T")
 
 
 class StoreOpener(Protocol):
-    """A store that can be sent to workers: StoreServer is one, StoreDirectory another."""
+    """A store that can be sent to workers: StoreServer is one, StoreDirectory another.
+
+    Two for the same store, by the same way, are equal and have one hash.
+    """
 
     def open(self) -> Store:
         """The store as this process sees it."""
         ...
 
 
-_opened: dict[object, Store] = {}
+_opened: dict[StoreOpener, Store] = {}
+
+
+def opened(opener: StoreOpener) -> Store:
+    """The store, opened once in each process and kept: each Store writes files of its own."""
+    if opener not in _opened:
+        _opened[opener] = opener.open()
+    return _opened[opener]
 
 
 @dataclass(frozen=True)
@@ -43,11 +53,14 @@ class StoreDirectory:
 
     path: str
 
+    @property
+    def is_here(self) -> bool:
+        """Whether this process may open the directory itself."""
+        return True
+
     def open(self) -> Store:
-        """Opened once in each process, and kept."""
-        if self.path not in _opened:
-            _opened[self.path] = Store(self.path)
-        return _opened[self.path]
+        """See StoreOpener."""
+        return Store(self.path)
 
     def close(self) -> None:
         """Close it in this process, if it was opened; whoever opens it next has it anew."""
@@ -79,7 +92,8 @@ class _FromStore:
 
     def open_store(self) -> Store | None:
         """Where a server owns the index, nobody can open it beside."""
-        return None if isinstance(self.store, StoreDirectory) else self.store.open()
+        direct = isinstance(self.store, StoreDirectory) and self.store.is_here
+        return None if direct else opened(self.store)
 
     def warm_start(
         self,
@@ -89,12 +103,12 @@ class _FromStore:
     ) -> None:
         """See ModelSource."""
         with suppress(NotFound):  # it was retired just now
-            ancestor = self.store.open().get(found["ref"], "@*", lazy=True)
+            ancestor = opened(self.store).get(found["ref"], "@*", lazy=True)
             warm_start(modules, others, ancestor, found["tensors"])
 
     def rehearse(self, found: Mapping[str, Any], rehearsal: Rehearsal) -> None:
         """See ModelSource."""
-        rehearsal.inherit(self.store.open().get(found["ref"], f"@{ENTRY}*"))
+        rehearsal.inherit(opened(self.store).get(found["ref"], f"@{ENTRY}*"))
 
 
 class TrialModelSource(_FromStore):
@@ -200,7 +214,7 @@ class TrialModelSource(_FromStore):
         self._signature = (model, signature(model))
         self._found = inherit(
             model,
-            self.store.open(),
+            opened(self.store),
             mode=terms.mode,
             provider=provider,
             parent=parent,
@@ -217,14 +231,14 @@ class TrialModelSource(_FromStore):
         """See ModelSource."""
         if self._paused is None:
             return None
-        return self.store.open().get(self._paused)
+        return opened(self.store).get(self._paused)
 
     def place(self) -> State | None:
         """See ModelSource."""
         if not self._in_place or self._parent is None or self._paused is not None:
             return None
         parent = self._parent
-        return self._read("begins at the beginning", lambda: self.store.open().get(parent, "@*"))
+        return self._read("begins at the beginning", lambda: opened(self.store).get(parent, "@*"))
 
     def leave(self, leaving: TrainedModel) -> Ref | None:
         """See ModelSource. Stores a final model alone or with its optimizer, a paused one whole."""
@@ -249,7 +263,7 @@ class TrialModelSource(_FromStore):
         known = self._signature
         taken = known[1] if known and known[0] is leaving.model else signature(leaving.model)
         self._signature = None  # this outlives the run, and the model need not
-        return self.store.open().put(
+        return opened(self.store).put(
             state,
             parents=[ancestor] if ancestor is not None else [],
             signature=taken,
@@ -292,7 +306,7 @@ class StoredModelSource(_FromStore):
 
     def inherit(self, model: torch.nn.Module) -> Mapping[str, Any] | None:
         """Whatever matches of the model."""
-        found = inherit(model, self.store.open(), provider="parent", parent=self.ref)
+        found = inherit(model, opened(self.store), provider="parent", parent=self.ref)
         return None if found is None else _told(found, model)
 
     def resume(self) -> State | None:

@@ -94,8 +94,11 @@ class _StandingBy(Conflict):
 class _Server:
     """The actor. Its methods are those of a Ledger, by name."""
 
-    def __init__(self, path: str, filesystem: FileSystem | None, index: str | None) -> None:
+    def __init__(
+        self, path: str, filesystem: FileSystem | None, index: str | None, alone: bool = True
+    ) -> None:
         self._place = path, filesystem, index
+        self._alone = alone
         self._opening = threading.Lock()
         self._group: _GroupCommit | None = None
 
@@ -114,7 +117,7 @@ class _Server:
                 packs: Packs = RemotePacks(remote, root) if remote else LocalPacks(Path(root))
                 self._writer = packs.writer()
                 try:
-                    ledger = Ledger(folder / "index.sqlite", packs, self._writer, alone=True)
+                    ledger = Ledger(folder / "index.sqlite", packs, self._writer, alone=self._alone)
                 except Taken as error:
                     raise _StandingBy(str(error)) from error
                 self._group = _GroupCommit(ledger)
@@ -216,6 +219,21 @@ def _check_patience(died_s: float, error: RayActorError) -> None:
         ) from error
 
 
+def _actor(name: str | None, *place: Any) -> Any:  # noqa: ANN401 - Ray's handles have no type
+    """Start a _Server on this node, or find the one of that name."""
+    here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=True)
+    options = ray.remote(_Server).options(
+        name=name,
+        get_if_exists=name is not None,
+        max_restarts=-1,
+        max_task_retries=0,  # a lost call goes to the other actor, and not to a restart
+        max_concurrency=_CALLS,
+        num_cpus=0,
+        scheduling_strategy=here,
+    )
+    return options.remote(*place)
+
+
 @dataclass(frozen=True)
 class StoreServer:
     """A store whose index one Ray actor owns. May be sent to workers.
@@ -228,7 +246,7 @@ class StoreServer:
 
     handle: Any
     path: str
-    filesystem: FileSystem | None = None
+    filesystem: FileSystem | None = field(default=None, hash=False)  # it has none
     standby: Any = None
 
     @classmethod
@@ -253,21 +271,9 @@ class StoreServer:
         """
         root, remote, folder = locate(path, filesystem, index)
         place = os.fspath(path) if remote else root  # the actor has a working folder of its own
-        here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=True)
-
-        def actor(suffix: str) -> Any:  # noqa: ANN401 - Ray's handles have no type
-            options = ray.remote(_Server).options(
-                name=name and name + suffix,
-                get_if_exists=name is not None,
-                max_restarts=-1,
-                max_task_retries=0,  # a lost call goes to the other actor, and not to a restart
-                max_concurrency=_CALLS,
-                num_cpus=0,
-                scheduling_strategy=here,
-            )
-            return options.remote(place, filesystem, str(folder) if index else None)
-
-        server = cls(actor(""), place, filesystem, actor("-standby"))
+        where = place, filesystem, str(folder) if index else None
+        second = _actor(name and f"{name}-standby", *where)
+        server = cls(_actor(name, *where), place, filesystem, second)
         try:
             server.about()
         except StoreError:
@@ -275,6 +281,17 @@ class StoreServer:
                 server._kill()
             raise
         return server
+
+    @classmethod
+    def beside(cls, path: str | os.PathLike[str], name: str) -> Self:
+        """Start an actor of that name on this node, for processes that are elsewhere.
+
+        Those of this machine go on opening the directory themselves. Nobody stands by: a second
+        actor would not refuse while the first one lives, and could carry out a request long after
+        its caller had the answer. Does not wait for the actor.
+        """
+        root, _, _ = locate(path, None, None)
+        return cls(_actor(name, root, None, None, False), root)
 
     def open(self) -> Store:
         """The Store as this process sees it; it writes packs of its own."""

@@ -13,11 +13,10 @@ import elastix
 from elastix.data.audit import audit
 from elastix.events import TrialLost, WorkerLost
 from elastix.observe import journal
-from elastix.search.executors import pool
+from elastix.search.executors import store_access
 from elastix.search.executors.serial import Local
 from elastix.search.trial import TrialState
 from elastix.search.trial_database import TrialDatabase
-from elastix.store.server import StoreServer
 from elastix.testing.chaos import Kill, with_kills
 from tests import search_parts
 from tests.forked_scripts import Script
@@ -332,8 +331,8 @@ def test_a_trial_that_always_kills_its_worker_is_given_up(cluster, tmp_path):
 def test_a_trial_of_several_workers_survives_the_loss_of_one(
     cluster, tmp_path, monkeypatch, served
 ):
-    if served:  # as on several hosts
-        monkeypatch.setattr(pool, "reach", StoreServer.start)
+    if served:
+        monkeypatch.setattr(store_access, "several_hosts", lambda: True)
     train = with_kills(search_parts.learns, [Kill(worker=1, phase="bucket", step=3)])
     results = campaign(
         train,

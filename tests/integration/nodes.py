@@ -16,6 +16,8 @@ python -m tests.integration.nodes KIND STORE, of these kinds:
 - beside: a worker on the second node is killed beside another one. Ray does not hear of it: its
   daemon there is stopped, and a process that the worker has forked keeps its connections open.
 - crews: as removed, with workers of two processes; then a node comes in its stead.
+- host, host-groups: a second node comes in the middle of a campaign, and it is on another host, as
+  far as a store can tell. Trials are of one worker, or groups.
 - campaign: a node is taken away in the middle of a campaign, whose trials are groups of up to two
   workers.
 """
@@ -47,6 +49,7 @@ from elastix.events import (
     WorkerStarted,
 )
 from elastix.observe import journal
+from elastix.store import owner
 from tests import crew_runs, observed, search_parts, trainables
 from tests.fake_metadata import Aws, Azure, Fake, Gcp
 
@@ -261,6 +264,39 @@ def search(store: str) -> None:
     ).run()
 
 
+def come_on_another_host(cluster: Cluster, path: Path, _over: Path) -> None:
+    await_event(path, lambda event: isinstance(event, TrialEnded))
+    boot = path.with_name("boot_id")
+    boot.write_text("another machine")
+    cluster.add_node(num_cpus=1, env_vars={"BOOT_ID": str(boot)})
+
+
+def learn_on_any_host(ctx: elastix.Context) -> None:
+    """After the first trial those of the first host wait until one is on the other."""
+    marks = Path(ctx.config["marks"])
+    boot = os.environ.get("BOOT_ID")
+    if boot:
+        owner._BOOT = Path(boot)
+        (marks / "elsewhere").touch()
+    elif (marks / "first").exists():
+        while not (marks / "elsewhere").exists():
+            time.sleep(0.05)
+    search_parts.learns(ctx)
+    (marks / "first").touch()
+
+
+def search_on_hosts(store: str, workers: int | tuple[int, int] = 1) -> None:
+    elastix.Campaign(
+        learn_on_any_host,
+        space=search_parts.SPACE,
+        searcher=search_parts.Drawing(marks=store),
+        metric="accuracy",
+        budget=elastix.Budget(trials=6),
+        scaling=elastix.ScalingConfig(num_workers=workers),
+        run=elastix.RunConfig(name="nodes", store=store),
+    ).run()
+
+
 KINDS = {
     "drained": (0, train, come_and_drain),
     "removed": (1, train, remove),
@@ -268,6 +304,8 @@ KINDS = {
     "beside": (1, partial(train, forks=True), kill_beside),
     "crews": (1, train_crews, remove_and_come),
     "campaign": (1, search, remove_from_campaign),
+    "host": (0, search_on_hosts, come_on_another_host),
+    "host-groups": (0, partial(search_on_hosts, workers=(1, 2)), come_on_another_host),
 }
 """How many nodes there are besides the first; what runs; what happens to them."""
 

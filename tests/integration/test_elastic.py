@@ -205,3 +205,15 @@ def test_a_campaign_of_groups_survives_the_removal_of_a_node(tmp_path):
     assert len(runs) == 8
     assert all(audit(run).exact for run in runs)
     assert any(of(WorkerLost, run) for run in runs) or of(TrialLost, events)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(590)
+@pytest.mark.parametrize("kind", ["host", "host-groups"])
+def test_a_campaign_goes_on_when_its_cluster_grows_to_a_second_host(kind, tmp_path):
+    on_nodes(kind, tmp_path)
+    trials = elastix.Results.open(tmp_path, "nodes")
+    assert [trial.state for trial in trials] == [TrialState.FINISHED] * 6
+    with elastix.Store(tmp_path) as store:
+        assert all(store.get(trial.ref) for trial in trials)
+    assert (tmp_path / "elsewhere").exists()

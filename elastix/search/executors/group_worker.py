@@ -23,6 +23,11 @@ from elastix.search.executors.trial_memory import out_of_memory
 from elastix.train.on_ray.trainer import ElasticTrainer
 
 
+def journal_of(work: Work, store: str) -> Path:
+    """Where the run of a trial tells what happens."""
+    return RunConfig(name=work.name, store=store).directory / "journal.jsonl"
+
+
 class GroupWorker(PoolWorker):
     """It occupies no CPU; the workers of its groups do.
 
@@ -88,8 +93,7 @@ class _Run:
                 work.model_source, work.until_reports, self._watch, order_seed=work.order_seed
             )
             result = trial.fit()
-            journal = RunConfig(name=work.name, store=store).directory / "journal.jsonl"
-            self._found.results |= _before(journal, self._found.results)
+            self._found.results |= _before(journal_of(work, store), self._found.results)
             self._epochs = _epochs(result.audit) or float(len(self._found.results))
             kind = EndedKind.PAUSED if self._found.reason == "paused" else EndedKind.FINISHED
         except KeyboardInterrupt:

@@ -25,7 +25,6 @@ import ray
 from elastix.config import (
     CheckpointConfig,
     FailureConfig,
-    RunConfig,
     ScalingConfig,
     refuse_crew,
     refuse_memory,
@@ -36,11 +35,11 @@ from elastix.observe.journal import Tail
 from elastix.observe.ray_death_messages import Deaths, GroupDeaths
 from elastix.search.executors import trial_memory
 from elastix.search.executors.executor import Ended, EndedKind, TrainFunction, Work, WorkReport
-from elastix.search.executors.group_worker import GroupWorker
+from elastix.search.executors.group_worker import GroupWorker, journal_of
 from elastix.search.executors.packer import Packer, Placement, Reserve
 from elastix.search.executors.pool_worker import Hello, LoneWorker, packed
-from elastix.search.model_sources import StoreDirectory, StoreOpener
-from elastix.store.server import StoreServer
+from elastix.search.executors.store_access import StoreAccess
+from elastix.search.model_sources import StoreOpener
 from elastix.train.on_ray.actor_classes import as_actor
 from elastix.train.on_ray.find_ray import find_or_start_ray
 from elastix.train.on_ray.pickled_train import pickle_train
@@ -128,7 +127,7 @@ class Pool:
         self._opened_s = 0.0
         self._deaths_at_start = 0
         self._usual_s = 1.0
-        self._server: StoreServer | None = None
+        self._access = StoreAccess()
         self._deaths = Deaths()
         self._packer = Packer()
         self._reserve = Reserve(self._scaling.memory_per_worker)
@@ -156,9 +155,7 @@ class Pool:
 
     def reach(self, store: str) -> StoreOpener:
         """See Executor."""
-        found = reach(store)
-        self._server = found if isinstance(found, StoreServer) else None
-        return found
+        return self._access.reach(store)
 
     @property
     def room(self) -> int:
@@ -187,11 +184,11 @@ class Pool:
             handle = self._handles[placement.seat]
             handle.inhand.append(_Given(handle.actor.run.remote(packed(work)), work, placement))
             if self._scaling.max_workers > 1:
-                journal = RunConfig(name=work.name, store=self._store).directory / "journal.jsonl"
-                handle.group = Tail(journal), GroupDeaths(self._deaths)
+                handle.group = Tail(journal_of(work, self._store)), GroupDeaths(self._deaths)
 
     def poll(self, timeout_s: float) -> Sequence[WorkReport | Ended]:
         """See Executor."""
+        self._access.look()
         self._recruit()
         self._ask()
         places = dict(self._places())
@@ -237,9 +234,7 @@ class Pool:
         self._waiting.clear()
         self._packer = Packer()
         self._deaths.close()
-        if self._server is not None:
-            self._server.stop()
-            self._server = None
+        self._access.close()
         if self._owns_ray:
             ray.shutdown()
             self._owns_ray = False
@@ -476,14 +471,6 @@ def _hear_of_deaths(handle: _WorkerHandle) -> None:
         with contextlib.suppress(Corrupt, OSError):
             for event in tail.news():
                 group.hear(event)
-
-
-def reach(store: str) -> StoreOpener:
-    """Workers on one host share a directory; on several, an actor owns the index."""
-    hosts = {node["NodeManagerHostname"] for node in ray.nodes() if node["Alive"]}
-    if len(hosts) == 1 and "://" not in store:
-        return StoreDirectory(store)
-    return StoreServer.start(store)
 
 
 def _end(handle: _WorkerHandle) -> None:

@@ -23,9 +23,8 @@ from elastix.config import ScalingConfig, refuse_crew, refuse_memory
 from elastix.errors import ConfigError, SearchError
 from elastix.search.executors.executor import Ended, EndedKind, TrainFunction, Work, WorkReport
 from elastix.search.executors.in_process import execute
-from elastix.search.executors.pool import reach
+from elastix.search.executors.store_access import StoreAccess
 from elastix.search.model_sources import StoreOpener
-from elastix.store.server import StoreServer
 from elastix.train.on_ray.find_ray import find_or_start_ray
 from elastix.train.on_ray.pickled_train import pickle_train
 from elastix.train.on_ray.room import fit_on_nodes
@@ -72,7 +71,7 @@ class Tune:
         self._thread: threading.Thread | None = None
         self._owns_ray = False
         self._error: BaseException | None = None
-        self._server: StoreServer | None = None
+        self._access = StoreAccess()
 
     def open(self, train: TrainFunction) -> None:
         """See Executor."""
@@ -106,9 +105,7 @@ class Tune:
 
     def reach(self, store: str) -> StoreOpener:
         """See Executor."""
-        found = reach(store)
-        self._server = found if isinstance(found, StoreServer) else None
-        return found
+        return self._access.reach(store)
 
     @property
     def room(self) -> int:
@@ -122,6 +119,7 @@ class Tune:
 
     def poll(self, timeout_s: float) -> Sequence[News]:
         """See Executor."""
+        self._access.look()
         happened: list[News] = []
         try:
             happened.append(self._news.get(timeout=max(0.001, timeout_s)))
@@ -145,9 +143,7 @@ class Tune:
         if self._thread is not None:
             self._thread.join(_JOIN_S)
             self._thread = None
-        if self._server is not None:
-            self._server.stop()
-            self._server = None
+        self._access.close()
         if self._owns_ray:
             ray.shutdown()
             self._owns_ray = False

@@ -194,7 +194,9 @@ def test_a_damaged_index_ends_the_campaign_and_no_trial_fails(tmp_path, harm):
     with pytest.raises(StoreDamaged, match="elastix store rebuild"):
         search(tmp_path, 6, spoils, **given)
     assert len(begun) == 4
-    model_sources._opened.pop(str(tmp_path)).close()  # of this process, which no worker's is
+    model_sources._opened.pop(
+        StoreDirectory(str(tmp_path))
+    ).close()  # of this process, which no worker's is
     with elastix.Store(tmp_path) as store:
         store.rebuild()
     after = search(tmp_path, 6, **given)
