@@ -17,7 +17,7 @@ from elastix.flat import flatten
 from elastix.notebook import facts, table
 from elastix.observe.catalogue import known
 from elastix.search.pareto import fronts, order
-from elastix.search.trial import Config, Objectives, Trial, check_kinds
+from elastix.search.trial import Config, Objectives, Trial, TrialState, check_kinds
 from elastix.search.trial_database import FILE, TrialDatabase, TrialRow, readable, unbegun
 from elastix.state import Ref, State
 from elastix.store import Store
@@ -84,9 +84,10 @@ class Best:
 
     def _model(self) -> Ref:
         if self.ref is None:
+            stopped = self.trial.state is TrialState.STOPPED
+            why = "rungs stopped it" if stopped else "its train function did not call ctx.prepare"
             raise NotFound(
-                f"trial {self.trial.number} left no model: its train function did not call "
-                "ctx.prepare. Its configuration is in `config`."
+                f"trial {self.trial.number} left no model: {why}. Its configuration is in `config`."
             )
         return self.ref
 
@@ -247,7 +248,7 @@ class Results(Sequence[Trial]):
 
     @property
     def best(self) -> Best:
-        """The first of `top`.
+        """The first of `top`. One that rungs stopped has a score, and may have no model.
 
         Raises:
             NotFound: no trial has a score.

@@ -322,7 +322,8 @@ class Median:
     """Stops a trial whose best report so far is worse than what most others had by then.
 
     The others count by the mean of their reports up to the same level. This is generous to slow
-    starters, whose best report is compared with those means.
+    starters, whose best report is compared with those means. A trial that is stopped keeps the
+    score of its last report, and leaves no model.
 
     With one objective a report costs one search in an ordered list, however many trials there
     are. With several it costs a sort of all that have come as far into Pareto fronts.

@@ -285,14 +285,14 @@ def learn_on_any_host(ctx: elastix.Context) -> None:
     (marks / "first").touch()
 
 
-def search_on_hosts(store: str, workers: int | tuple[int, int] = 1) -> None:
+def search_on_hosts(store: str, workers: int = 1) -> None:
     elastix.Campaign(
         learn_on_any_host,
         space=search_parts.SPACE,
         searcher=search_parts.Drawing(marks=store),
         metric="accuracy",
         budget=elastix.Budget(trials=6),
-        scaling=elastix.ScalingConfig(num_workers=workers),
+        scaling=elastix.ScalingConfig(num_workers=workers, cpus_per_worker=1 / workers),
         run=elastix.RunConfig(name="nodes", store=store),
     ).run()
 
@@ -305,7 +305,7 @@ KINDS = {
     "crews": (1, train_crews, remove_and_come),
     "campaign": (1, search, remove_from_campaign),
     "host": (0, search_on_hosts, come_on_another_host),
-    "host-groups": (0, partial(search_on_hosts, workers=(1, 2)), come_on_another_host),
+    "host-groups": (0, partial(search_on_hosts, workers=2), come_on_another_host),
 }
 """How many nodes there are besides the first; what runs; what happens to them."""
 

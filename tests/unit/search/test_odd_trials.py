@@ -11,7 +11,10 @@ import torch
 from ConfigSpace import ConfigurationSpace
 
 import elastix
+from elastix.errors import NotFound
 from elastix.search.executors.serial import Local
+from elastix.search.results import Best
+from elastix.search.trial import Suggestion, Trial, TrialState
 
 SPACE = ConfigurationSpace({"x": (0.0, 1.0)})
 
@@ -124,6 +127,16 @@ def test_a_trial_that_changes_its_working_folder_leaves_the_next_one_its_own(tmp
     assert list(there.iterdir()) == []
     assert results.best.load().tensors
     assert {t.state for t in results} == {"finished", "failed"}
+
+
+def test_a_best_trial_without_a_model_says_why(tmp_path):
+    """Median stops it in the middle; the others fell behind what it had reported then."""
+    elastix.Store(tmp_path).close()
+    whys = {TrialState.STOPPED: "rungs stopped it", TrialState.FINISHED: "did not call ctx.prepare"}
+    for state, why in whys.items():
+        trial = Trial(3, Suggestion({"x": 0.5}), state, (-0.5,))
+        with pytest.raises(NotFound, match=f"trial 3 left no model: .*{why}"):
+            Best(trial, {"m": 0.5}, str(tmp_path)).load()
 
 
 def test_numbers_and_text_that_no_column_holds_are_written_as_json(tmp_path):
