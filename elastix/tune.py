@@ -63,6 +63,7 @@ class Search(TuneSearcher):
         seed: of the suggestions.
         store: directory of a lineage store, for trials that call `inherit` and `leave`. They
             inherit from trials of this Search, and of the one that it was restored from.
+            All have to run on one host: on a second one it is refused as in use by another machine.
         mode_of_inheritance: "lcs" or "lp".
         provider: "parent" or "store", as for a Campaign.
 

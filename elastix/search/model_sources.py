@@ -7,7 +7,7 @@ import logging
 import math
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, TypeVar
 
 import torch
@@ -49,9 +49,14 @@ def opened(opener: StoreOpener) -> Store:
 
 @dataclass(frozen=True)
 class StoreDirectory:
-    """A store in a directory that every worker reaches, without a server."""
+    """A store in a directory that every worker reaches, without a server.
+
+    Attributes:
+        read_only: nothing is left there; then processes of other hosts may open it beside.
+    """
 
     path: str
+    read_only: bool = field(default=False, kw_only=True)
 
     @property
     def is_here(self) -> bool:
@@ -60,7 +65,7 @@ class StoreDirectory:
 
     def open(self) -> Store:
         """See StoreOpener."""
-        return Store(self.path)
+        return Store(self.path, read_only=self.read_only)
 
     def close(self) -> None:
         """Close it in this process, if it was opened; whoever opens it next has it anew."""

@@ -120,7 +120,8 @@ class Best:
         trainer = ElasticTrainer(
             train, config={**self.config, **plain("config", config)}, run=run, **options
         )
-        return trainer.descending(StoredModelSource(StoreDirectory(store), self._model()))
+        opener = StoreDirectory(store, read_only=True)  # workers may be on several hosts
+        return trainer.descending(StoredModelSource(opener, self._model()))
 
     def __str__(self) -> str:
         shown = ", ".join(f"{name} {value:.6g}" for name, value in self.values.items())

@@ -2,14 +2,17 @@
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import ClassVar, cast
+from typing import Any, ClassVar, cast
 
+import pytest
 import torch
 
+from elastix.search import model_sources
 from elastix.search.model_sources import InheritTerms, TrialModelSource
-from elastix.search.trial import Objectives
+from elastix.search.results import Best
+from elastix.search.trial import Objectives, Suggestion, Trial, TrialState
 from elastix.state import State
-from elastix.store import Store
+from elastix.store import Store, owner, signature
 from elastix.store.ledger import Ledger
 from elastix.store.server import _Client, _Server
 from elastix.train.replica.model_source import TrainedModel
@@ -43,3 +46,22 @@ def test_a_worker_writes_all_its_trials_models_to_one_pack(tmp_path: Path) -> No
         source.leave(TrainedModel(model, state, {"score": float(number)}, 1.0, "final"))
     assert len(list((tmp_path / "packs").iterdir())) == 1
     assert len(list((tmp_path / "writers").iterdir())) == 1, "a file that stays open"
+
+
+def test_a_run_that_descends_from_a_trial_reads_its_model_on_any_host(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The controller has the store open on one; a worker on another reads beside it."""
+    model, child = torch.nn.Linear(3, 2), torch.nn.Linear(3, 2)
+    boot = tmp_path / "boot_id"
+    boot.write_text("another machine")
+    with Store(tmp_path) as store:
+        ref = store.put(State(dict(model.state_dict())), signature=signature(model))
+        best = Best(
+            Trial(0, Suggestion({}), TrialState.FINISHED, (0.0,), ref=ref), {}, str(tmp_path)
+        )
+        source: Any = best.trainer(print)._asked.model_source
+        monkeypatch.setattr(owner, "_BOOT", boot)
+        assert source.inherit(child)["share"] == 1.0
+        model_sources._opened.pop(source.store).close()
+    assert torch.equal(child.weight, model.weight)
