@@ -44,7 +44,7 @@ class _Ticket:
 
     requests: Sequence[Request]
     replies: list[Reply] | None = None
-    error: StoreError | None = None
+    error: Exception | None = None
 
 
 @dataclass
@@ -75,7 +75,7 @@ class _GroupCommit:
         self.commits += 1
         try:
             replies = iter(self.ledger.submit([r for ticket in group for r in ticket.requests]))
-        except StoreError as error:
+        except Exception as error:  # noqa: BLE001 - raised by all who wait, whatever it is
             for ticket in group:
                 ticket.error = error
         else:

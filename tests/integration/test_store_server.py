@@ -247,6 +247,45 @@ def test_whoever_waits_is_committed_together() -> None:
     assert results == {n: [2 * n] for n in range(20)}
 
 
+def test_whatever_a_commit_fails_of_all_whose_requests_it_had_are_told() -> None:
+    """The one who carried it out alone was told of what is no error of the store's."""
+    entered, go = threading.Event(), threading.Event()
+
+    class Failing:
+        calls = 0
+
+        def submit(self, requests: list[int]) -> list[int]:
+            self.calls += 1
+            if self.calls == 1:
+                entered.set()
+                go.wait(30)
+            if self.calls == 2:
+                raise MemoryError
+            return requests
+
+    group = _GroupCommit(cast(Ledger, Failing()))
+    results: list[object] = []
+
+    def submit(n: int) -> None:
+        try:
+            results.append(group.submit([cast(Any, n)]))
+        except MemoryError as error:
+            results.append(type(error))
+
+    threads = [threading.Thread(target=submit, args=(n,)) for n in range(4)]
+    threads[0].start()
+    assert entered.wait(30)
+    for thread in threads[1:]:
+        thread.start()
+    while len(group.waiting) < 3:
+        os.sched_yield()
+    go.set()
+    for thread in threads:
+        thread.join(30)
+    assert results.count(MemoryError) == 3
+    assert [0] in results
+
+
 def test_many_workers_and_a_named_server(tmp_path: Path) -> None:
     server = StoreServer.start(tmp_path / "store", name="quick")
     crew = [Worker.remote(server, seed) for seed in range(6)]  # type: ignore[attr-defined]
