@@ -263,8 +263,11 @@ class Loop:
                 self._endings.stop(cases[number])
             for number in selected.on:
                 self._book.queue(cases[number])
+            wanted = {Suggestion(config).key: config for config in self._enqueued}
+            come = wanted.keys() & {child.key for child in selected.children}  # by themselves
+            self._enqueued = deque(config for key, config in wanted.items() if key not in come)
             for child in selected.children:
-                self._let_in(self._enqueued_or(child))
+                self._let_in(child if child.key in come else self._enqueued_or(child))
             self._exhausted = not (selected.on or selected.children)
             self._book.write(snapshot=True)
         except Exception:

@@ -343,6 +343,20 @@ def test_what_is_enqueued_are_the_first_members(tmp_path):
     assert len(first) == 4
 
 
+def test_what_is_enqueued_and_proposed_as_well_is_one_member(tmp_path):
+    """All of a small space are members; none of them twice, and so none is missing."""
+    values = [0.0, 0.25, 0.5, 0.75]
+    space = ConfigurationSpace(space=[Categorical("x", values)])
+
+    class Few(Population):
+        def start(self, given, *, objectives=1, seed=0):
+            super().start(space, objectives=objectives, seed=seed)
+
+    rig = Rig(tmp_path, climbs(1), searcher=lambda: Few(members=4))
+    trials = rig.run(Budget(trials=4), enqueued=[{"x": 0.75}, {"x": 0.25}])
+    assert sorted(trial.config["x"] for trial in trials) == values
+
+
 class Renamed(Population):
     """Changes nothing that the train function uses."""
 
