@@ -23,6 +23,7 @@ from accelerate.utils import DDPCommunicationHookType, DistributedType
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
 
+from elastix import whole_files
 from elastix.arguments import checked, is_whole, require, whole, with_arguments_of
 from elastix.errors import ConfigError
 from elastix.script_adapter import LoneLoader, LoneScript
@@ -321,7 +322,8 @@ class Accelerator(_Accelerator):  # type: ignore[misc]
             self._refuse("save", f"Give a path, not {f!r}.")
         if self.is_main_process:
             save = super().save
-            self._script.write_whole(lambda at: save(obj, at, safe_serialization), Path(f))
+            worker = self._script.ctx.worker
+            whole_files.replace(Path(f), lambda at: save(obj, at, safe_serialization), worker)
 
     def save_model(
         self,
@@ -330,9 +332,26 @@ class Accelerator(_Accelerator):  # type: ignore[misc]
         max_shard_size: int | str = "10GB",
         safe_serialization: bool = True,
     ) -> None:
-        """Save on the first worker, each file completely or not at all: shards, then an index."""
+        """Save on the first worker, completely or not at all. Other files in there are kept.
+
+        Shards have other names every second time. The index, which comes last, says which are the
+        model's.
+
+        Raises:
+            ConfigError: `save_directory` is a file.
+        """
+        folder = Path(save_directory)
+        if folder.is_file():
+            self._refuse(
+                "save_model", f"Give a directory, not {save_directory!r}, which is a file."
+            )
         if self.is_main_process:
-            super().save_model(model, save_directory, max_shard_size, safe_serialization)
+            save = super().save_model
+            whole_files.add(
+                folder,
+                lambda to: save(model, to, max_shard_size, safe_serialization),
+                self._script.ctx.worker,
+            )
 
     def save_state(self, *_: Any, **__: Any) -> NoReturn:  # noqa: ANN401
         """Not supported.

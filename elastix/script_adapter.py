@@ -13,7 +13,6 @@ when it first uses a loader. Not here: any name of a peer's.
 import gc
 import math
 import pickle
-import shutil
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
@@ -27,6 +26,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.data import BatchSampler, DataLoader, Dataset, RandomSampler, SequentialSampler
 from torch.utils.data import IterableDataset as Stream
 
+from elastix import whole_files
 from elastix.data.loader import Loader
 from elastix.data.source import to_device
 from elastix.errors import ConfigError
@@ -223,21 +223,19 @@ class LoneScript:
             )
         return value
 
-    def write_whole(self, write: Callable[[Path], None], path: Path) -> None:
-        """Write a file or directory on this worker, of which there is never a part; see `save`."""
-        partial = path.with_name(f"{path.name}.{self.ctx.worker}.partial")
-        write(partial)
-        if partial.is_dir() and path.exists():
-            shutil.rmtree(path)
-        partial.replace(path)
-
-    def save(self, write: Callable[[Path], None] | None, path: Path) -> bool:
+    def save(
+        self,
+        write: Callable[[Path], None] | None,
+        path: Path,
+        put: Callable[[Path, Callable[[Path], None], int], None] = whole_files.replace,
+    ) -> bool:
         """Have the first worker write a file or directory, and the next if that is lost meanwhile.
 
         Args:
             write: writes to the path that it is given, on one worker; None if this one has nothing
                 to write.
             path: where it is afterwards; there is never a part of it.
+            put: of whole_files: whether it takes the place of what is there, or is added to it.
 
         Returns:
             Whether it was written, as far as this worker knows.
@@ -246,7 +244,7 @@ class LoneScript:
         for _ in range(_ATTEMPTS):
             first = self.ctx.rank == 0
             if first and write is not None:
-                self.write_whole(write, path)
+                put(path, write, self.ctx.worker)
             # Nobody is told of a first one that has no samples of the last batch: once more then.
             found = self.ctx.mean(first=float(first), saved=float(first and write is not None))
             if found["first"] > 0:

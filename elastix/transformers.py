@@ -34,6 +34,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 from transformers.trainer_callback import ExportableState, PrinterCallback, ProgressCallback
 from transformers.trainer_utils import TrainOutput, rotate_checkpoints
 
+from elastix import whole_files
 from elastix.arguments import (
     check_value,
     checked,
@@ -473,7 +474,8 @@ class Trainer(_Trainer):  # type: ignore[misc]
             super().save_model(output_dir, _internal_call)
             return
         save = super().save_model
-        self._script.save(lambda to: save(str(to)), Path(output_dir or self.args.output_dir))
+        folder = Path(output_dir or self.args.output_dir)  # which also has Trainer's checkpoints
+        self._script.save(lambda to: save(str(to)), folder, whole_files.add)
 
     def _save_checkpoint(self, model: torch.nn.Module, trial: Any) -> None:  # noqa: ANN401
         """As `save_model`, with all that Trainer writes down."""

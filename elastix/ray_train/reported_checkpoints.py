@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from elastix import whole_files
 from elastix.errors import ConfigError
 
 _FACTS = ".elastix.json"
@@ -85,9 +86,8 @@ class ReportedCheckpoints:
             ranked.sort(key=lambda one: self._rank(one[2]))
         for _, path, _ in ranked[: -self.keep]:
             if path != latest:
-                # Whoever is lost within rmtree leaves a part of it, which must not be found.
-                gone = path.rename(path.with_name(f".{path.name}.gone"))
-                shutil.rmtree(gone, ignore_errors=True)
+                whole_files.remove_whole(path)
+        whole_files.sweep_removed(self.directory)
 
     def _rank(self, metrics: dict[str, Any]) -> float:
         """The highest is the best; whatever is not a number is the worst."""

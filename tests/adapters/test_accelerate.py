@@ -3,6 +3,7 @@
 import ast
 import inspect
 import re
+from pathlib import Path
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from accelerate.utils import (
     DistributedDataParallelKwargs,
     FullyShardedDataParallelPlugin,
     GradientAccumulationPlugin,
+    load_checkpoint_in_model,
 )
 from torch.utils.data import DataLoader
 
@@ -285,6 +287,36 @@ def test_two_models_accumulation_and_a_scheduler_are_those_of_one_process(tmp_pa
     told = next(e for e in result.events if isinstance(e, Reported)).metrics
     assert ast.literal_eval(told["means"]) == pytest.approx(means, rel=1e-6)
     assert told["rate"] == pytest.approx(0.1 * 0.9**steps)
+
+
+def saving(ctx):
+    accelerator, model, optimizer, loader = set_up(ctx)
+    for _ in loader.epochs(1):
+        for x, y in loader:
+            accelerator.backward(F.cross_entropy(model(x), y))
+            optimizer.step()
+            optimizer.zero_grad()
+    out = Path(ctx.config["out"])
+    for number in range(3):
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.fill_(number)
+        accelerator.save_model(model, out, max_shard_size=200)
+        (out / "mine.txt").write_text("mine")
+        read = net()
+        load_checkpoint_in_model(read, out)
+        assert all((parameter == number).all() for parameter in read.parameters())
+    with pytest.raises(ConfigError, match="which is a file"):
+        accelerator.save_model(model, out / "mine.txt")
+
+
+def test_a_model_in_shards_is_the_one_that_was_saved_last(tmp_path):
+    config = {"out": str(tmp_path / "out")}
+    run_local(saving, 1, config=config, directory=tmp_path / "run", timeout_s=60)
+    names = sorted(path.name for path in (tmp_path / "out").iterdir())
+    shards = [name for name in names if name.startswith("model-0")]
+    assert len(shards) > 1
+    assert names == ["mine.txt", *shards, "model.safetensors.index.json"]
 
 
 def with_nothing_left_for_two(ctx):

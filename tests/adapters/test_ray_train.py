@@ -402,7 +402,9 @@ def test_who_is_lost_while_it_removes_a_checkpoint_leaves_no_part_of_it(tmp_path
     made = train.Checkpoint.from_directory(str(tmp_path / "made"))
     (tmp_path / "made").mkdir()
     (tmp_path / "made" / "model.pt").write_text("weights")
-    monkeypatch.setattr("shutil.rmtree", lambda path, **_: (path / "model.pt").unlink())
+    monkeypatch.setattr(
+        "shutil.rmtree", lambda path, **_: (path / "model.pt").unlink(missing_ok=True)
+    )
     for name in ("e0", "e1"):
         path = kept.path(name)
         path.mkdir(parents=True)
@@ -410,6 +412,19 @@ def test_who_is_lost_while_it_removes_a_checkpoint_leaves_no_part_of_it(tmp_path
         kept.writer(made, {})(path)
         kept.retire(path)
     assert [path.name for path, _ in kept.all()] == ["e1"]
+
+
+def test_what_a_killed_worker_had_begun_to_remove_is_removed_by_the_next(tmp_path):
+    kept = ReportedCheckpoints(tmp_path / "kept", keep=1)
+    made = train.Checkpoint.from_directory(str(tmp_path / "made"))
+    (tmp_path / "made").mkdir()
+    for name in (".e0.gone", ".e7.gone"):
+        (tmp_path / "kept" / name / "part").mkdir(parents=True)
+    for name in ("e0", "e1"):
+        path = kept.path(name)
+        kept.writer(made, {})(path)
+        kept.retire(path)
+    assert [path.name for path in (tmp_path / "kept").iterdir()] == ["e1"]
 
 
 def test_a_home_directory_is_meant_by_its_sign(monkeypatch, tmp_path):

@@ -184,6 +184,25 @@ def trainer(ctx, *, model=None, data=None, kind=Trainer, more=(), **settings):
     return kind(ctx, model=model, args=args, train_dataset=data, callbacks=list(more))
 
 
+def saving_beside_checkpoints(ctx):
+    out = ctx.config["out"]
+    own = trainer(ctx, output_dir=out, save_strategy="epoch", num_train_epochs=1)
+    own.train()
+    Path(out, "mine.txt").write_text("mine")
+    own.save_model()
+    own.save_model()
+
+
+def test_a_model_that_is_saved_leaves_all_else_in_its_directory(tmp_path):
+    out = tmp_path / "out"
+    config = {"out": str(out)}
+    where = tmp_path / "run"
+    run_local(saving_beside_checkpoints, 1, config=config, directory=where, timeout_s=60)
+    names = sorted(path.name for path in out.iterdir())
+    checkpoint = f"checkpoint-{STEPS // EPOCHS}"
+    assert names == [checkpoint, "mine.txt", "model.safetensors", "training_args.bin"]
+
+
 class StopsEarly(TrainerCallback):
     def on_step_end(self, args, state, control, **_):
         control.should_training_stop = control.should_training_stop or state.global_step == 11

@@ -1,0 +1,133 @@
+"""What scripts write for use elsewhere: there whole or not at all, whoever is killed meanwhile.
+
+It is written under another name and then renamed. A model in several files (shards, and an index
+that names them) is the old one until its index is replaced; so the new shards must not have names
+that the old index has. Not here: the store, which keeps States.
+"""
+
+import glob
+import json
+import re
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+_INDEX = ".index.json"
+_NUMBERS = r"-\d{5}-of-\d{5}"
+_OTHER = "-other"  # in the names of shards, every second time
+
+
+def replace(path: Path, write: Callable[[Path], None], worker: int) -> None:
+    """Have a file or directory written in place of what is there.
+
+    Args:
+        path: where it is afterwards.
+        write: writes to the path that it is given.
+        worker: who writes; another one may have been killed while it wrote the same.
+    """
+    path = path.absolute()  # "." has no name
+    partial = path.with_name(f"{path.name}.{worker}.partial")
+    _remove(partial)
+    write(partial)
+    if partial.is_dir() and path.is_dir():
+        remove_whole(path)
+    partial.replace(path)
+    _sweep(path.parent, path.name)
+
+
+def add(folder: Path, write: Callable[[Path], None], worker: int) -> None:
+    """Have the files of a directory written, beside what else is there.
+
+    A file replaces the one of the same name, and a model its other forms: its shards if it is now
+    one file, that file if it is now in shards. Nothing else is removed.
+
+    Args:
+        folder: where the files are afterwards.
+        write: writes them into the directory that it is given.
+        worker: see `replace`.
+    """
+    if not folder.is_dir():
+        replace(folder, write, worker)
+        return
+    partial = folder / f".{worker}.partial"
+    _remove(partial)
+    write(partial)
+    for index in partial.glob(f"*{_INDEX}"):
+        _rename_shards(index, _shards(folder / index.name))
+    names = [file.relative_to(partial) for file in partial.rglob("*") if not file.is_dir()]
+    for name in sorted(names, key=lambda name: (name.name.endswith(_INDEX), name)):  # those last
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (partial / name).replace(folder / name)
+    for name in names:
+        _remove_other_forms(folder / name)
+    _remove(partial)
+    _sweep(folder, "")
+
+
+def remove_whole(folder: Path) -> None:
+    """Remove a directory; whoever is killed meanwhile leaves no part of it under its name."""
+    gone = folder.with_name(f".{folder.name}.gone")
+    _remove(gone)
+    _remove(folder.rename(gone))
+
+
+def sweep_removed(folder: Path) -> None:
+    """Remove what `remove_whole` has left in a directory when its worker was killed."""
+    for gone in folder.glob(".*.gone"):
+        _remove(gone)
+
+
+def _sweep(folder: Path, name: str) -> None:
+    """Remove what workers have left who were killed while they wrote this."""
+    for partial in folder.glob(f"{glob.escape(name)}.*.partial"):
+        if partial.name[len(name) + 1 : -len(".partial")].isdecimal():
+            _remove(partial)
+    _remove(folder / f".{name}.gone")
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def _shards(index: Path) -> set[str]:
+    """The files that an index names; none if it is none, or damaged."""
+    try:
+        return set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+    except (OSError, ValueError, LookupError, TypeError, AttributeError):
+        return set()
+
+
+def _rename_shards(index: Path, taken: set[str]) -> None:
+    """Give the shards of an index other names than those that are taken."""
+    shards = _shards(index)
+    if shards.isdisjoint(taken):
+        return
+    content = json.loads(index.read_text(encoding="utf-8"))
+    to = {shard: re.sub(f"({_NUMBERS})", rf"{_OTHER}\1", shard) for shard in shards}
+    for shard, name in to.items():
+        index.with_name(shard).rename(index.with_name(name))
+    content["weight_map"] = {tensor: to[shard] for tensor, shard in content["weight_map"].items()}
+    index.write_text(json.dumps(content, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+
+
+def _remove_other_forms(written: Path) -> None:
+    """Remove what was there of a model that has now been written: one file, or shards."""
+    if written.name.endswith(_INDEX):
+        model, kept = written.with_name(written.name.removesuffix(_INDEX)), _shards(written)
+        if not kept:
+            return
+        model.unlink(missing_ok=True)
+    else:
+        model, kept = written, set()
+        written.with_name(f"{written.name}{_INDEX}").unlink(missing_ok=True)
+    for shard in _all_shards(model):
+        if shard.name not in kept:
+            shard.unlink()
+
+
+def _all_shards(model: Path) -> Iterator[Path]:
+    name = f"{re.escape(model.stem)}({_OTHER})?{_NUMBERS}{re.escape(model.suffix)}"
+    return (file for file in model.parent.iterdir() if re.fullmatch(name, file.name))

@@ -1,0 +1,128 @@
+"""Whoever is killed while it writes, a reader finds what was there before, or what came after."""
+
+import json
+from itertools import count
+
+import pytest
+
+from elastix import whole_files
+
+MODEL = "model.safetensors"
+INDEX = f"{MODEL}.index.json"
+
+
+def model(text, shards):
+    """Writes one as libraries of Hugging Face do: one file, or shards and an index."""
+
+    def write(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "config.json").write_text("{}")
+        if shards == 1:
+            (folder / MODEL).write_text(text)
+            return
+        names = [f"model-{n + 1:05}-of-{shards:05}.safetensors" for n in range(shards)]
+        for name in names:
+            (folder / name).write_text(text)
+        weights = {f"layer{n}": name for n, name in enumerate(names)}
+        (folder / INDEX).write_text(json.dumps({"metadata": {}, "weight_map": weights}))
+
+    return write
+
+
+def read(folder):
+    """What its parts say, as those libraries look for them."""
+    if (folder / MODEL).exists():
+        return {(folder / MODEL).read_text()}
+    weights = json.loads((folder / INDEX).read_text())["weight_map"]
+    return {(folder / name).read_text() for name in weights.values()}
+
+
+class Killed(BaseException):
+    pass
+
+
+def kill_at(monkeypatch, change):
+    """Raise before the change of that number which is made to names in a folder."""
+    changes = count()
+    for name in ("rename", "replace", "unlink"):
+        original = getattr(whole_files.Path, name)
+
+        def call(*args, original=original, **kwargs):
+            if next(changes) == change:
+                raise Killed
+            return original(*args, **kwargs)
+
+        monkeypatch.setattr(whole_files.Path, name, call)
+
+
+@pytest.mark.parametrize("before", [1, 2, 3])
+@pytest.mark.parametrize("after", [1, 2, 3])
+def test_a_model_is_the_old_one_or_the_new_one_wherever_its_writer_is_killed(
+    tmp_path, before, after
+):
+    for change in count():
+        folder = tmp_path / str(change)
+        whole_files.add(folder, model("old", before), 0)
+        (folder / "notes.txt").write_text("mine")
+        with pytest.MonkeyPatch.context() as patch:
+            kill_at(patch, change)
+            try:
+                whole_files.add(folder, model("new", after), 0)
+                ended = True
+            except Killed:
+                ended = False
+        assert read(folder) in ({"old"}, {"new"}), change
+        whole_files.add(folder, model("next", after), 1)
+        assert read(folder) == {"next"}
+        assert (folder / "notes.txt").read_text() == "mine"
+        if ended:
+            break
+    assert change > 2
+    files = {file.name for file in folder.iterdir()}
+    assert len(files) == 2 + (1 if after == 1 else after + 1), files  # and nothing of the old one
+
+
+def test_no_shard_of_another_model_is_removed(tmp_path):
+    whole_files.add(tmp_path / "out", model("old", 3), 0)
+    other = tmp_path / "out" / "head-00001-of-00002.safetensors"
+    other.touch()
+    whole_files.add(tmp_path / "out", model("new", 2), 0)
+    assert other.exists()
+
+
+@pytest.mark.parametrize("damaged", ["", "[]", '{"weight_map": 3}', "{"])
+def test_an_index_that_is_damaged_is_replaced(tmp_path, damaged):
+    whole_files.add(tmp_path / "out", model("old", 2), 0)
+    (tmp_path / "out" / INDEX).write_text(damaged)
+    whole_files.add(tmp_path / "out", model("new", 2), 0)
+    assert read(tmp_path / "out") == {"new"}
+
+
+def test_a_directory_is_added_to_through_a_link_and_by_a_dot(tmp_path, monkeypatch):
+    (tmp_path / "there").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "there")
+    whole_files.add(tmp_path / "link", model("a", 1), 0)
+    assert read(tmp_path / "there") == {"a"}
+    monkeypatch.chdir(tmp_path / "there")
+    whole_files.add(whole_files.Path("."), model("b", 2), 0)
+    assert read(tmp_path / "there") == {"b"}
+
+
+def test_what_is_replaced_is_whole_or_not_there_and_nothing_is_left_behind(tmp_path):
+    for change in count():
+        path = tmp_path / f"{change}[1]"
+        whole_files.replace(path, model("old", 2), 0)
+        with pytest.MonkeyPatch.context() as patch:
+            kill_at(patch, change)
+            try:
+                whole_files.replace(path, model("new", 2), 0)
+                ended = True
+            except Killed:
+                ended = False
+        assert not path.exists() or read(path) in ({"old"}, {"new"})
+        whole_files.replace(path, model("next", 2), 1)
+        assert read(path) == {"next"}
+        if ended:
+            break
+    assert change > 1
+    assert {file.name for file in tmp_path.iterdir()} == {f"{n}[1]" for n in range(change + 1)}
