@@ -2,9 +2,11 @@
 
 A pickler writes a reference where it meets an object again, and equal text may be one object here
 and two there: in a module from its source or from its byte code. Sets it writes in the order of
-hashes, which Python draws for each process. Nothing is unpickled: no code of it runs.
+hashes, which Python draws for each process. Torch writes where in memory a tensor lies. Nothing is
+unpickled: no code of it runs.
 """
 
+import io
 import pickletools
 from collections.abc import Collection, Sequence
 from typing import Any
@@ -21,6 +23,10 @@ _VALUES = {
     *("TUPLE", "TUPLE1", "TUPLE2", "TUPLE3", "FROZENSET", "GLOBAL", "STACK_GLOBAL"),
 }
 """What cannot change: two that are equal are as good as one."""
+_TORCH = (
+    b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."  # so begins what a tensor's storage is pickled as
+)
+_TORCH_PICKLES = 5  # before its bytes; the last one has its name, which is an address
 
 
 def content(pickled: bytes, leave_out: Collection[str] = ()) -> bytes:
@@ -80,7 +86,23 @@ def _taken(
 
 
 def _raw(given: Any) -> bytes:  # noqa: ANN401 - whatever an operation has
-    return bytes(given) if isinstance(given, bytes | bytearray) else repr(given).encode()
+    if not isinstance(given, bytes | bytearray):
+        return repr(given).encode()
+    return _without_address(bytes(given)) if given.startswith(_TORCH) else bytes(given)
+
+
+def _without_address(storage: bytes) -> bytes:
+    file = io.BytesIO(storage)
+    names: list[str] = []
+    try:
+        for _ in range(_TORCH_PICKLES):
+            names = [text for _, text, _ in pickletools.genops(file) if isinstance(text, str)]
+    except ValueError:  # another format than is known here
+        return storage
+    head, rest = storage[: file.tell()], storage[file.tell() :]
+    for name in names:
+        head = head.replace(len(name).to_bytes(4, "little") + name.encode(), b"")
+    return head + rest
 
 
 def _digest(parts: Sequence[bytes]) -> bytes:

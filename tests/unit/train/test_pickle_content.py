@@ -4,6 +4,7 @@ import pickle
 import pickletools
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -71,6 +72,23 @@ def test_texts_that_do_not_count():
     first, second = pickle.dumps(["a", "drawn"]), pickle.dumps(["a", "other"])
     assert content(first) != content(second)
     assert content(first, {"drawn"}) == content(second, {"other"})
+
+
+def test_where_a_tensor_lies_does_not_count_and_what_it_holds_does():
+    one, other = torch.arange(4.0), torch.arange(4.0)
+    assert pickle.dumps(one) != pickle.dumps(other)
+    assert content(pickle.dumps([one, one[1:]])) == content(pickle.dumps([other, other[1:]]))
+    assert content(pickle.dumps(one)) != content(pickle.dumps(one + 1))
+    assert content(pickle.dumps(one)) != content(pickle.dumps(one.int()))
+
+
+@pytest.mark.parametrize("cut", [16, 40, 150, 230])
+def test_bytes_that_only_begin_like_a_tensor_are_taken_as_they_are(cut):
+    storage = max(
+        (given for _, given, _ in pickletools.genops(pickle.dumps(torch.arange(4.0))) if given),
+        key=lambda given: len(given) if isinstance(given, bytes) else 0,
+    )
+    assert content(pickle.dumps(storage[:cut])) != content(pickle.dumps(storage[:cut] + b"x"))
 
 
 @pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
