@@ -192,7 +192,13 @@ class TrialsConsole:
             self._live.stop()
             self._live = None
         style = _STYLES.get(event.outcome, "bold yellow")
-        self._print(f"{self._name} {event.outcome}   {self._trials()}", style)
+        idle = event.outcome == "finished" and self._known and not self._states
+        told = "is finished; nothing to do" if idle else event.outcome
+        self._print(f"{self._name} {told}   {self._trials()}", style)
+        if idle:
+            self._print(
+                "  a larger Budget(trials=..) lets it go on, another RunConfig(name=..) begins anew"
+            )
         if self._best is not None:
             self._print(f"  best  {self._describe(self._best)}")
         for text in self._inheritance():

@@ -1,6 +1,7 @@
 """The console of a campaign: the same rules as for a run."""
 
 import io
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -122,6 +123,19 @@ def test_trials_that_are_groups_have_a_line_each(tmp_path):
     assert "killed by signal 9, recovered in 0.20 s, 0 steps lost" in shown[0]
     console.show(TrialLost(trial=2, attempt=1, cause="died"))
     assert [text.split()[2] for text in lines()] == ["1", "3", "4"]
+
+
+def test_a_campaign_that_had_nothing_to_do_says_so_and_what_makes_it_go_on():
+    begun = next(events())
+    console, file, _ = console_of(tty=False)
+    console.show(replace(begun, known=120))
+    console.show(CampaignEnded(outcome="finished", trials=120, best=58))
+    assert "nas-1 is finished; nothing to do   trials 120 done" in file.getvalue()
+    assert "larger Budget(trials=..)" in file.getvalue()
+    console, file, clock = console_of(tty=False)
+    play(console, clock)
+    console.show(CampaignEnded(outcome="finished", trials=120, best=58))
+    assert "nothing to do" not in file.getvalue()
 
 
 @pytest.mark.parametrize("width", [40, 120])
