@@ -5,7 +5,7 @@
 Prints the lineage, who first wrote which tensor, and the bytes that sharing saves.
 """
 
-import sys
+import argparse
 import tempfile
 from pathlib import Path
 
@@ -107,8 +107,14 @@ def main(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) > 1:
-        main(Path(sys.argv[1]))
+    lines = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=lines)
+    parser.add_argument(
+        "folder", nargs="?", type=Path, help="the store; a temporary one by default"
+    )
+    asked = parser.parse_args()
+    if asked.folder:
+        main(asked.folder)
     else:
         with tempfile.TemporaryDirectory() as folder:
             main(Path(folder) / "store")

@@ -11,6 +11,7 @@ Run it with `make demo`, or `python examples/search_then_train.py [STORE]`. It g
 when it is run again with the same store. Some minutes on two cores.
 """
 
+import argparse
 import os
 import sys
 import tempfile
@@ -143,7 +144,10 @@ def train_in_peace(best: Best, store: Path) -> elastix.Result:
 
 def main() -> int:
     """Search, train, and show what happened."""
-    path = Path(sys.argv[1] if len(sys.argv) > 1 else tempfile.mkdtemp(prefix="elastix-"))
+    lines = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=lines)
+    parser.add_argument("store", nargs="?", help="directory; a new temporary one by default")
+    path = Path(parser.parse_args().store or tempfile.mkdtemp(prefix="elastix-"))
     if not ray.is_initialized():
         ray.init(log_to_driver=False)
     campaign = search(path)

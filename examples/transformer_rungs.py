@@ -5,6 +5,7 @@ heads, or by a convolution, which has a kernel: neither has what belongs to the 
 `python examples/transformer_rungs.py [STORE]`; under a minute on two cores.
 """
 
+import argparse
 import sys
 import tempfile
 from collections import Counter
@@ -121,6 +122,10 @@ def train(ctx: elastix.Context) -> None:
 
 def main() -> int:
     """Search, and say how far trials came."""
+    lines = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=lines)
+    parser.add_argument("store", nargs="?", help="directory; a new temporary one by default")
+    store = parser.parse_args().store or tempfile.mkdtemp(prefix="elastix-")
     ray.init(log_to_driver=False)
     results = elastix.Campaign(
         train,
@@ -130,10 +135,7 @@ def main() -> int:
         budget=elastix.Budget(trials=16, parallel=2),
         rungs=elastix.Asha(first=1, eta=2, last=4),
         scaling=elastix.ScalingConfig(cpus_per_worker=0.5),
-        run=elastix.RunConfig(
-            name="transformer-rungs",
-            store=sys.argv[1] if len(sys.argv) > 1 else tempfile.mkdtemp(prefix="elastix-"),
-        ),
+        run=elastix.RunConfig(name="transformer-rungs", store=store),
     ).run()
     levels = Counter(len(trial.results) for trial in results)
     print(f"\n{results.best}: {results.best.config}")

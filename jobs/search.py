@@ -14,7 +14,6 @@ import typer
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-import elastix
 from jobs import recipes
 
 
@@ -25,12 +24,15 @@ def main(
     seed: int = 0,
 ) -> None:
     """Run a recipe on the cluster of this job, or on a local one."""
-    run = elastix.RunConfig(name=name or f"{Path(recipe).stem}-search", store=store, seed=seed)
-    loaded = recipes.load(recipe)  # one that is not there is told before Ray starts
+    with recipes.told():  # what is wrong with them is told before Ray starts
+        run = recipes.run_config(recipe, "search", name, store, seed)
+        made = recipes.load(recipe, "campaign").campaign(run)
     ray.init()
-    found = loaded.campaign(run).run()
+    found = made.run()
     print(found.best)
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    app = typer.Typer(pretty_exceptions_enable=False)
+    app.command()(main)
+    app()

@@ -7,10 +7,15 @@ A recipe is a module of this folder, or the path of a file, with
 """
 
 import importlib
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 
+from elastix.commands.output import complain
 from elastix.commands.run import load as load_file
+from elastix.config import RunConfig
 from elastix.errors import ConfigError
 
 
@@ -20,18 +25,55 @@ def names() -> list[str]:
     return sorted(path.stem for path in folder.glob("*.py") if path.stem != "__init__")
 
 
-def load(name: str) -> ModuleType:
+def load(name: str, part: str) -> ModuleType:
     """The recipe of that name, or in that file.
 
+    Args:
+        name: or path.
+        part: what is wanted of it, "trainer" or "campaign".
+
     Raises:
-        ConfigError: there is none; names those that are there.
+        ConfigError: there is none, and which there are; or it has no such part.
     """
     there = names()
     if name in there:
-        return importlib.import_module(f"jobs.recipes.{name}")
-    if not Path(name).is_file():
+        found = importlib.import_module(f"jobs.recipes.{name}")
+    elif Path(name).is_file():
+        found = load_file(Path(name))
+    else:
         raise ConfigError(
             f"there is no recipe {name!r}: it is one of {there}, or the path of a Python file. "
             "Nothing was started."
         )
-    return load_file(Path(name))
+    if not callable(getattr(found, part, None)):
+        raise ConfigError(
+            f"the recipe {name!r} has no function {part}(run). Nothing was started. See "
+            "jobs/recipes/__init__.py."
+        )
+    return found
+
+
+def run_config(recipe: str, kind: str, name: str, store: str, seed: int) -> RunConfig:
+    """Which run a job is; without a name it has the recipe's and what is done with it.
+
+    Raises:
+        ConfigError: that is no name of a run.
+    """
+    try:
+        return RunConfig(name=name or f"{Path(recipe).stem}-{kind}", store=store, seed=seed)
+    except ConfigError as error:
+        if name:
+            raise
+        raise ConfigError(
+            f"{error} A job has its recipe's name unless --name says another."
+        ) from error
+
+
+@contextmanager
+def told() -> Iterator[None]:
+    """End the program with what a ConfigError says, and without its traceback."""
+    try:
+        yield
+    except ConfigError as error:
+        complain(str(error))
+        sys.exit(2)

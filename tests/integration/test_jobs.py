@@ -227,3 +227,15 @@ def test_a_recipe_that_is_not_there_is_named(tmp_path):
     assert done.returncode != 0
     assert "digits" in done.stderr
     assert "Ray instance" not in done.stderr  # nothing was started, as the error says
+
+
+@pytest.mark.parametrize("program", ["train", "search"])
+def test_a_recipe_whose_name_is_no_runs_name_is_told_in_a_line(program, tmp_path):
+    recipe = tmp_path / "my recipe.py"
+    recipe.write_text("")
+    command = [sys.executable, f"jobs/{program}.py", "--recipe", recipe, "--store", tmp_path]
+    env = {**os.environ, "RAY_ADDRESS": ""}
+    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "--name" in done.stderr
+    assert "Traceback" not in done.stderr

@@ -1,0 +1,26 @@
+"""What the examples make of their arguments. That they run is `make examples`."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        "examples/search_then_train.py",
+        "examples/transformer_rungs.py",
+        "examples/lineage.py",
+        "jobs/demo.py",
+    ],
+)
+def test_help_is_no_path(script, tmp_path):
+    command = [sys.executable, ROOT / script, "--help"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("usage: ")
+    assert list(tmp_path.iterdir()) == []
