@@ -99,18 +99,10 @@ class Comparisons:
         return found
 
     def _found(self, mark: CheckpointId, occasion: str) -> ReplicasCompared | None:
-        """What one place comes to that is not equal, or all of them."""
         rails = self._held.get(mark, {})
-        told = {place: compare(mark.step, occasion, rails[place]) for place in sorted(rails)}
-        found = {place: event for place, event in told.items() if event is not None}
-        for event in found.values():
-            if len(found) == 1 or not event.equal:
-                return event
-        if not found:
-            return None
-        workers = sorted({worker for event in found.values() for worker in event.workers})
-        digest = state_digests.whole({str(place): e.digest for place, e in found.items()})
-        return replace(next(iter(found.values())), workers=tuple(workers), digest=digest)
+        return _together(
+            {str(place): compare(mark.step, occasion, rails[place]) for place in sorted(rails)}
+        )
 
 
 def compare(step: int, occasion: str, held: Mapping[int, Parts]) -> ReplicasCompared | None:
@@ -151,20 +143,25 @@ def compare_kinds(
     kinds: dict[int, dict[int, Parts]] = {}
     for worker, (kind, parts) in held.items():
         kinds.setdefault(kind, {})[worker] = parts
-    told = [event for of in kinds.values() if (event := compare(step, occasion, of)) is not None]
-    apart = [event for event in told if not event.equal]
-    if not apart:
-        return told[0] if told else None
-    first, *others = apart
-    for other in others:
-        first = replace(
-            first,
-            workers=tuple(sorted({*first.workers, *other.workers})),
-            digest="",
-            apart=tuple(sorted({*first.apart, *other.apart})),
-            parts=tuple(sorted({*first.parts, *other.parts})),
-        )
-    return first
+    return _together({str(kind): compare(step, occasion, of) for kind, of in kinds.items()})
+
+
+def _together(told: Mapping[str, ReplicasCompared | None]) -> ReplicasCompared | None:
+    """What several comparisons come to: all that found a difference, or all if none did."""
+    equal = {of: event for of, event in told.items() if event is not None and event.equal}
+    apart = {of: event for of, event in told.items() if event is not None and not event.equal}
+    found = apart or equal
+    events = list(found.values())
+    if len(events) < 2:
+        return events[0] if events else None
+    digest = "" if apart else state_digests.whole({of: e.digest for of, e in found.items()})
+    return replace(
+        events[0],
+        workers=tuple(sorted({worker for event in events for worker in event.workers})),
+        digest=digest,
+        apart=tuple(sorted({worker for event in events for worker in event.apart})),
+        parts=tuple(sorted({part for event in events for part in event.parts})),
+    )
 
 
 def fault(found: ReplicasCompared, equal_step: int | None) -> ReplicasDiffer:

@@ -74,6 +74,7 @@ def test_a_part_that_one_of_them_lacks_is_a_difference():
 def test_workers_are_compared_with_those_whose_processors_are_of_their_kind():
     alike = compare_kinds(7, "step", {0: (1, A), 1: (2, B), 2: (1, A), 3: (2, B)})
     assert alike.equal
+    assert alike.workers == (0, 1, 2, 3)
     apart = compare_kinds(7, "step", {0: (1, A), 1: (2, B), 2: (1, A), 3: (2, C), 4: (1, C)})
     assert (apart.apart, apart.parts) == ((1, 3, 4), ("model", "optimizer"))
     assert compare_kinds(7, "step", {0: (1, A), 1: (2, B)}) is None
@@ -86,6 +87,8 @@ def test_what_is_stored_may_differ_between_kinds_of_processors():
     assert comparisons.settle(mark, "final").equal
     comparisons.hold(mark, 3, A, processor=2)
     assert not comparisons.settle(mark, "final").equal
+    comparisons.hold(mark, 4, C, processor=1)
+    assert comparisons.settle(mark, "final").apart == (1, 3, 4), "those of both kinds"
 
 
 @pytest.mark.parametrize("held", [{}, {3: A}])
