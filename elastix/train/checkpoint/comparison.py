@@ -91,7 +91,9 @@ class Comparisons:
         """What those come to who have told so far; None if it is no news."""
         found = self._found(mark, occasion)
         before = self._told.get(mark)
-        if found is None or (before is not None and before.workers == found.workers):
+        if found is None:
+            return None
+        if before is not None and (before.workers, before.apart) == (found.workers, found.apart):
             return None
         self._told[mark] = found
         if found.equal:

@@ -91,6 +91,17 @@ def test_what_is_stored_may_differ_between_kinds_of_processors():
     assert comparisons.settle(mark, "final").apart == (1, 3, 4), "those of both kinds"
 
 
+def test_a_process_of_a_crew_that_comes_late_and_differs_is_news():
+    comparisons, mark = Comparisons(), CheckpointId(7)
+    for worker in (0, 1):
+        comparisons.hold(mark, worker, A, place=0)
+    assert comparisons.settle(mark, "final").equal
+    comparisons.hold(mark, 0, A, place=1)
+    assert comparisons.settle(mark, "final") is None
+    comparisons.hold(mark, 1, B, place=1)
+    assert comparisons.settle(mark, "final").apart == (0, 1)
+
+
 @pytest.mark.parametrize("held", [{}, {3: A}])
 def test_one_worker_has_nothing_to_compare(held):
     assert compare(7, "final", held) is None
