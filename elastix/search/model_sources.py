@@ -47,6 +47,13 @@ def opened(opener: StoreOpener) -> Store:
     return _opened[opener]
 
 
+def let_go(opener: StoreOpener) -> None:
+    """Close the store in this process; whoever wants it next opens it anew."""
+    store = _opened.pop(opener, None)
+    if store is not None:
+        store.close()
+
+
 @dataclass(frozen=True)
 class StoreDirectory:
     """A store in a directory that every worker reaches, without a server.
@@ -66,12 +73,6 @@ class StoreDirectory:
     def open(self) -> Store:
         """See StoreOpener."""
         return Store(self.path, read_only=self.read_only)
-
-    def close(self) -> None:
-        """Close it in this process, if it was opened; whoever opens it next has it anew."""
-        opened = _opened.pop(self.path, None)
-        if opened is not None:
-            opened.close()
 
 
 @dataclass(frozen=True, kw_only=True)

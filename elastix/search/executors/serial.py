@@ -9,7 +9,7 @@ from elastix.errors import ConfigError
 from elastix.search.executors.executor import Ended, TrainFunction, Work, WorkReport
 from elastix.search.executors.in_process import execute
 from elastix.search.executors.trial_memory import resident
-from elastix.search.model_sources import StoreDirectory
+from elastix.search.model_sources import StoreDirectory, let_go
 
 
 class Local:
@@ -67,7 +67,7 @@ class Local:
         self._halted.add(number)
 
     def close(self) -> None:
-        """Forget what was submitted, and let go of the store: the next campaign may have another."""
+        """Forget what was submitted; the next campaign may have another store."""
         self._waiting.clear()
         if self._store is not None:
-            self._store.close()
+            let_go(self._store)

@@ -42,7 +42,7 @@ def test_campaigns_one_after_the_other_keep_no_store_open(tmp_path):
     open_files = []
     for number in range(3):
         search(tmp_path / f"store-{number}", train, trials=1)
-        open_files.append(len(os.listdir("/proc/self/fd")))
+        open_files.append(sum(1 for _ in Path("/proc/self/fd").iterdir()))
     assert open_files[1] == open_files[2]
 
 
