@@ -86,10 +86,7 @@ def train_function(script: Path, name: str) -> Callable[..., None]:
     """
     train = None
     if _may_bind(script, name):  # a plain script would train before it is refused
-        from elastix.train.record.loaded_script import loading  # not for --help
-
-        with loading(script):
-            train = getattr(load(script), name, None)
+        train = getattr(load(script), name, None)
     if train is None:
         raise ConfigError(
             f"{script} has no {name!r}. Nothing was started. Name the function that takes the "
@@ -107,17 +104,20 @@ def load(script: Path, name: str = "") -> ModuleType:
         name: of the module, if it is to have another.
 
     Raises:
-        ConfigError: there is no such Python file, or its code fails, for which the user's own
-            lines are told.
+        ConfigError: there is no such Python file, or its code trains or searches by itself; or it
+            fails, for which the user's own lines are told.
     """
     _require_file(script)
     name = name or f"elastix_run_{script.stem}"
     spec = importlib.util.spec_from_file_location(name, script)
     if spec is None or spec.loader is None:
         raise ConfigError(f"{script} is not a Python file. Nothing was started.")
+    from elastix.train.record.loaded_script import loading  # not for --help
+
     module = importlib.util.module_from_spec(spec)
     try:
-        spec.loader.exec_module(module)
+        with loading(script):
+            spec.loader.exec_module(module)
     except ElastixError:
         raise
     except SystemExit as error:
