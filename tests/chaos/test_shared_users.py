@@ -144,7 +144,8 @@ def test_with_a_budget_beyond_the_memory_what_does_not_fit_is_read_by_each(small
         shared = elastix.Shared(DATA, budget="100MB")
         assert all_right(shared)
         assert all_right(shared)
-        assert shared.counts.hits > 0
+        # Whoever comes when the others have filled it has no room for a file to share by.
+        assert shared.counts.hits > 0 or shared.folder is None
 
     assert in_three_processes(read) == [0, 0, 0]
     assert list(small.iterdir()) == []
