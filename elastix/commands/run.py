@@ -52,7 +52,7 @@ def run(
         gpus_per_worker=gpus,
     )
     _require_file(script)
-    chosen = _run_config(name, script, store, seed)
+    chosen = run_config(name, store, seed, otherwise=script.stem, whose="A run has its script's")
     settings = pairs(config or [])
     with undisturbed(as_json):
         train = train_function(script, function)
@@ -67,15 +67,25 @@ def run(
         print_table(True, found, (), [])
 
 
-def _run_config(name: str, script: Path, store: str, seed: int) -> RunConfig:
+def run_config(name: str, store: str, seed: int, *, otherwise: str, whose: str) -> RunConfig:
+    """Which run is meant, from a command's options.
+
+    Args:
+        name: as it was given; empty if it was not.
+        store: directory.
+        seed: of weights and of the order of samples.
+        otherwise: its name if none was given.
+        whose: name that is, as the beginning of a sentence.
+
+    Raises:
+        ConfigError: that is no name of a run.
+    """
     try:
-        return RunConfig(name=name or script.stem, store=store, seed=seed)
+        return RunConfig(name=name or otherwise, store=store, seed=seed)
     except ConfigError as error:
         if name:
             raise
-        raise ConfigError(
-            f"{error} A run has its script's name unless --name says another."
-        ) from error
+        raise ConfigError(f"{error} {whose} name unless --name says another.") from error
 
 
 def train_function(script: Path, name: str) -> Callable[..., None]:

@@ -22,6 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
+from elastix.cost.convolutions import copied_bytes
 from elastix.cost.heap import Block, Heap
 from elastix.errors import ConfigError
 from elastix.mesh_check import check, places_of, pretended
@@ -38,7 +39,6 @@ OPTIMIZERS: dict[str, type[torch.optim.Optimizer]] = {
 
 _ATEN = torch.ops.aten
 _CONVOLUTIONS = (_ATEN.convolution, _ATEN.convolution_backward)
-_BLOCK = 16  # channels
 _COLLECTIVES = ("c10d", "_c10d_functional", "fsdp")
 _SENT: dict[tuple[str, ...], int] = {
     ("reduce_scatter", "allgather", "all_gather_into", "all_to_all"): 1,
@@ -333,43 +333,12 @@ class _Meter(TorchDispatchMode):
             flops = int(formula(*args, **(kwargs or {}), out_val=out))
         self.flops += flops
         if func._overloadpacket in _CONVOLUTIONS:
-            copies = _copies(args, out)
+            copies = copied_bytes(args, out)
             self.peak = max(self.peak, self.alive + copies)
             self.heap.give(self.heap.take(copies))
         if not func.is_view:
             self.operators[flops, sum(_size(tensor) for tensor in (*read, *written))] += 1
         return out
-
-
-def _copies(given: Sequence[Any], out: Any) -> int:  # noqa: ANN401 - a tensor, or gradients
-    """Bytes that a convolution holds at its peak beside what it reads and writes.
-
-    oneDNN copies both into a layout with channels in blocks of 16; images with fewer channels it
-    reads as they are. Forward, the copy of the result is there with that of the images, and then
-    with the result. Backward, the gradient of the images is computed likewise, and after it that
-    of the weights, with a copy of each of its two factors.
-
-    Args:
-        given: images and weights; backward, the gradient of the result before these.
-        out: the result; backward, the gradients of images and weights.
-    """
-    if isinstance(out, torch.Tensor):
-        images, weights = given[:2]
-        return _size(weights) + _blocked(out) + max(0, _read(images) - _size(out))
-    result, images, weights = given[:3]
-    below = 0 if out[0] is None else _blocked(out[0]) - _size(out[0])
-    return _size(weights) + _blocked(result) + max(_read(images), below)
-
-
-def _read(images: torch.Tensor) -> int:
-    """Bytes of a copy of what a convolution reads."""
-    return _blocked(images) if images.shape[1] >= _BLOCK else 0
-
-
-def _blocked(images: torch.Tensor) -> int:
-    """Bytes with as many channels as fill blocks."""
-    channels = images.shape[1]
-    return _size(images) * -(-channels // _BLOCK) * _BLOCK // max(1, channels)
 
 
 def _sent(name: str, given: Sequence[Any]) -> float:

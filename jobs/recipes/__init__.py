@@ -15,6 +15,7 @@ from types import ModuleType
 
 from elastix.commands.output import complain
 from elastix.commands.run import load as load_file
+from elastix.commands.run import run_config as named_run
 from elastix.config import RunConfig
 from elastix.errors import ConfigError
 
@@ -59,14 +60,8 @@ def run_config(recipe: str, kind: str, name: str, store: str, seed: int) -> RunC
     Raises:
         ConfigError: that is no name of a run.
     """
-    try:
-        return RunConfig(name=name or f"{Path(recipe).stem}-{kind}", store=store, seed=seed)
-    except ConfigError as error:
-        if name:
-            raise
-        raise ConfigError(
-            f"{error} A job has its recipe's name unless --name says another."
-        ) from error
+    otherwise = f"{Path(recipe).stem}-{kind}"
+    return named_run(name, store, seed, otherwise=otherwise, whose="A job has its recipe's")
 
 
 @contextmanager
