@@ -8,7 +8,8 @@ choose learning rate, weight decay and dropout: elastix.Population, Tune's Popul
 with the same members, interval (one epoch) and share of members that are replaced, and a random
 search with Asha. A system's choice is the model with the best last validation accuracy; what is
 compared is its test accuracy. Tune multiplies values by 1.2 whatever the range that they were drawn
-from, and a member whose dropout comes to more than 1 fails: it chooses among the others. Runs are kept in FILE.runs.jsonl, and a second call goes on there.
+from, and a member whose dropout comes to more than 1 fails: it chooses among the others. Runs are
+kept in FILE.runs.jsonl, and a second call goes on there.
 
 For each data set `accuracy` has means and standard errors, and `over_tune_pbt` and
 `over_random_asha` the mean difference over seeds with its standard error (goal: no worse than 0 by
