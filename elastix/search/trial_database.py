@@ -228,6 +228,9 @@ def _reader(path: Path) -> sqlite3.Connection:
         sql.close()
         if not error.sqlite_errorname.startswith(("SQLITE_CANTOPEN", "SQLITE_READONLY")):
             raise
+    except BaseException:
+        sql.close()
+        raise
     else:
         return sql
     memory = sqlite3.connect(":memory:", isolation_level=None)

@@ -166,7 +166,10 @@ def _connect_read_only(path: Path) -> sqlite3.Connection:
         # Even to read, SQLite needs a file beside the index; a read-only disk has no place for
         # it, and no writer either.
         sql.close()
-        sql = _connect(f"{where}&immutable=1")
+        return _connect(f"{where}&immutable=1")
+    except BaseException:
+        sql.close()
+        raise
     return sql
 
 

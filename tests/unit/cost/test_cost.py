@@ -6,7 +6,7 @@ import math
 import pytest
 import torch
 from torch import nn
-from torch.utils.flop_counter import FlopCounterMode
+from torch.utils.flop_counter import FlopCounterMode, flop_registry
 from typer.testing import CliRunner
 
 from benchmarks import steps
@@ -58,9 +58,10 @@ def test_flops_are_those_of_torchs_counter_on_real_tensors(name):
     model = build()
     with FlopCounterMode(display=False) as counter:
         model(inputs()[:2]).square().mean().backward()
-    # The counter does not know attention on CPUs: two products forward, five backward.
     attention = 6 * 2 * 2 * 2 * 128**2 * 384 if name == "transformer" else 0
-    assert found.step_flops == counter.get_total_flops() + 3.5 * attention
+    # Two products forward, five backward; before torch 2.15 the counter knew none of it on CPUs.
+    unknown = 0 if any("attention_for_cpu" in str(op) for op in flop_registry) else 3.5 * attention
+    assert found.step_flops == counter.get_total_flops() + unknown
     assert found.parameters == sum(p.numel() for p in model.parameters())
     assert 2 * found.forward_flops < found.step_flops <= 3 * found.forward_flops + attention / 2
 

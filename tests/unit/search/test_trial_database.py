@@ -2,6 +2,7 @@
 
 import json
 import sqlite3
+from contextlib import closing
 
 import pytest
 
@@ -70,7 +71,7 @@ def read(store):
 
 
 def put(directory, statement, text):
-    with sqlite3.connect(directory / FILE) as sql:
+    with closing(sqlite3.connect(directory / FILE)) as sql, sql:
         sql.execute(statement, (text,))
 
 

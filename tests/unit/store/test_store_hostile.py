@@ -6,7 +6,9 @@ import random
 import shutil
 import sqlite3
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -447,6 +449,29 @@ def test_nobody_waits_at_a_pipe_in_the_place_of_a_pack(tmp_path: Path) -> None:
             store.get(ref)
         assert store.verify()
         assert LocalPacks(tmp_path).alive(pack.name) is False
+
+
+def test_a_reader_closes_what_is_no_index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From Python 3.13 on each one that is left open is a warning in the user's program."""
+    root = tmp_path / "store"
+    with Store(root) as store:
+        ref = store.put(small(1))
+    (root / "index.sqlite").write_bytes(b"no index" * 1000)
+    opened: set[sqlite3.Connection] = set()
+
+    class Watched(sqlite3.Connection):
+        def __init__(self, *args: Any, **options: Any) -> None:
+            super().__init__(*args, **options)
+            opened.add(self)
+
+        def close(self) -> None:
+            opened.discard(self)
+            super().close()
+
+    monkeypatch.setattr(sqlite3, "connect", partial(sqlite3.connect, factory=Watched))
+    with Store(root, read_only=True) as store:
+        assert same(store.get(ref), small(1))
+    assert not opened
 
 
 def test_an_unreadable_index_is_made_anew(tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ def test_the_users_frames_and_those_of_libraries_stay():
     text = raised_by(mine)
     assert "in mine" in text
     assert "torch/nn/modules/linear.py" in text
-    assert "RuntimeError: mat1 and mat2" in text
+    assert "mat1 and mat2" in text.splitlines()[-1]
 
 
 def test_a_refusal_ends_where_the_user_called():
