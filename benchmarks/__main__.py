@@ -76,7 +76,7 @@ ENTRIES = (
     Entry("counted", "inherit", 15),
     Entry("counted", "ensemble", 12, "--seeds 4 --trials 16"),
     Entry("counted", "rehearsal", 32),
-    Entry("counted", "population", 72),
+    Entry("counted", "population", 72, "--seeds 30"),
     Entry("counted", "size", 30, "--parts day journal store"),
     Entry("endurance", "endurance", 37, "--seconds 2100 --harms 440"),
     Entry("short", "overhead", 0.5, "--rounds 4 --steps 3"),
