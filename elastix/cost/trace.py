@@ -7,6 +7,7 @@ gradients of a step until the backward of the next has begun.
 Source: torch.utils.flop_counter for the FLOPs of each operator; a multiply-add counts as two.
 """
 
+import copy
 import logging
 import warnings
 import weakref
@@ -17,14 +18,21 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensor,
+    FakeTensorConverter,
+    FakeTensorMode,
+)
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
 from elastix.cost.convolutions import copied_bytes
 from elastix.cost.heap import Block, Heap
-from elastix.errors import ConfigError
+from elastix.cost.recurrent import kept_bytes, layer_backward_flops, layer_flops, used_bytes
+from elastix.errors import ConfigError, ElastixError
 from elastix.mesh_check import check, places_of, pretended
 from elastix.sharding import is_sharded, local
 
@@ -39,6 +47,7 @@ OPTIMIZERS: dict[str, type[torch.optim.Optimizer]] = {
 
 _ATEN = torch.ops.aten
 _CONVOLUTIONS = (_ATEN.convolution, _ATEN.convolution_backward)
+_LOOKS = DataDependentOutputException, DynamicOutputShapeException
 _COLLECTIVES = ("c10d", "_c10d_functional", "fsdp")
 _SENT: dict[tuple[str, ...], int] = {
     ("reduce_scatter", "allgather", "all_gather_into", "all_to_all"): 1,
@@ -53,6 +62,8 @@ _FORMULAS: dict[Any, Any] = {
     _ATEN._scaled_dot_product_flash_attention_for_cpu_backward: flop_registry[
         _ATEN._scaled_dot_product_flash_attention_backward
     ],
+    _ATEN.mkldnn_rnn_layer: layer_flops,
+    _ATEN.mkldnn_rnn_layer_backward: layer_backward_flops,
 }
 
 
@@ -138,8 +149,8 @@ def trace(
         parallelize: shards the model on a mesh, as in the train function; given with `mesh`.
 
     Raises:
-        ConfigError: the model cannot be traced: it looks at values, or its shapes do not fit; or
-            it cannot be sharded on that mesh.
+        ConfigError: the model cannot be made, or traced: it looks at values, or its shapes do not
+            fit; or it cannot be sharded on that mesh.
     """
     if optimizer not in OPTIMIZERS:
         raise ConfigError(f"the optimizer is one of {sorted(OPTIMIZERS)}, not {optimizer!r}.")
@@ -147,30 +158,58 @@ def trace(
     torch.set_default_dtype(dtype)
     told = logging.getLogger("torch._subclasses.fake_tensor")
     told.disabled = True  # it logs the traceback of what is an error of the caller's here
-    shapes = _Shapes(allow_non_fake_inputs=bool(mesh))  # torch's own, of meshes
+    shapes = _Shapes()
     try:
         with warnings.catch_warnings(), ExitStack() as stack:
             warnings.filterwarnings("ignore", message="Accessing the data pointer")  # of copies
             with shapes:
-                model = build()
+                model = _made(build)
             if mesh and parallelize is not None:
                 _shard(model, stack.enter_context(pretended(mesh)), parallelize)
             with shapes:
                 return _trace(model, inputs, loss or _mean_square, optimizer, autocast, foreach)
-    except DataDependentOutputException as error:
+    except _LOOKS as error:
         raise ConfigError(
             f"the model looks at values of tensors ({error.func}), and an estimate has only their "
             "shapes. Nothing was estimated. Leave the branch out for the estimate."
         ) from error
-    except (RuntimeError, TypeError) as error:
-        why = str(error).partition("\nException raised from")[0]  # torch's own lines follow
+    except ElastixError:
+        raise
+    except Exception as error:
         raise ConfigError(
-            f"the model does not run on such a batch: {why.rstrip('.')}. Nothing was "
+            f"the model does not run on such a batch: {_said(error)}. Nothing was "
             "estimated. Give the shape of one sample without the batch, and its dtype."
         ) from error
     finally:
         told.disabled = False
         torch.set_default_dtype(before)
+
+
+def _made(build: Callable[[], torch.nn.Module]) -> torch.nn.Module:
+    try:
+        model = build()
+    except (*_LOOKS, ElastixError):
+        raise
+    except Exception as error:
+        raise ConfigError(
+            f"the model cannot be made: {_said(error)}. Nothing was estimated."
+        ) from error
+    if not isinstance(model, torch.nn.Module):
+        raise ConfigError(
+            f"what makes the model gave a {type(model).__name__}, which is no torch.nn.Module. "
+            "Nothing was estimated."
+        )
+    if all(isinstance(tensor, FakeTensor) for tensor in (*model.parameters(), *model.buffers())):
+        return model
+    # What was made before has data, which the steps would change.
+    known = {id(buffer): buffer.clone() for buffer in model.buffers()}
+    return copy.deepcopy(model, known)
+
+
+def _said(error: Exception) -> str:
+    """On one line, without torch's own lines, which follow."""
+    why = str(error).partition("\nException raised from")[0]
+    return f"{type(error).__name__}: {why.rstrip('.')}"
 
 
 def _shard(
@@ -183,8 +222,7 @@ def _shard(
         parallelize(model, mesh)
     except Exception as error:
         raise ConfigError(
-            f"the model cannot be sharded on this mesh: {type(error).__name__}: "
-            f"{str(error).rstrip('.')}. Nothing was estimated."
+            f"the model cannot be sharded on this mesh: {_said(error)}. Nothing was estimated."
         ) from error
     check({"": model}, mesh)
 
@@ -212,34 +250,39 @@ def _trace(
     for bucket in buckets:
         meter.hold(bucket)
     spent: list[torch.Tensor | None] = []
+
+    def accumulated(parameter: torch.Tensor) -> None:
+        spent.clear()
+        if parameter.grad is not None and parameter.grad.is_sparse:
+            parameter.grad = parameter.grad.to_dense()  # as the average of a group is
+
     for parameter in parameters:
-        parameter.register_post_accumulate_grad_hook(lambda _parameter: spent.clear())
+        parameter.register_post_accumulate_grad_hook(accumulated)
     mixed: AbstractContextManager[Any] = (
         torch.autocast("cpu", dtype=autocast) if autocast else nullcontext()
     )
     with meter:
         for _ in range(2):
             meter.begin()
-            batch = inputs()
+            batch = _batch(inputs)
             with mixed:
                 result = loss(model(*batch))
             forward_flops = meter.flops
             result.backward()
-            batch_bytes = sum(_size(tensor) for tensor in batch)
+            batch_bytes = sum(_size(tensor) for tensor in _tensors(batch))
             del result, batch
             gradients_bytes = sum(_size(p.grad) for p in parameters if p.grad is not None)
             passes = dict(meter.operators)
             stepper.step()
             spent.extend(p.grad for p in parameters)
             stepper.zero_grad()
-    states = (leaf for leaf in tree_leaves(dict(stepper.state)) if isinstance(leaf, torch.Tensor))
     return Cost(
         parameters=sum(p.numel() for p in model.parameters()),
         forward_flops=forward_flops,
         step_flops=meter.flops,
         model_bytes=model_bytes,
         gradients_bytes=gradients_bytes,
-        optimizer_bytes=sum(_size(state) for state in states),
+        optimizer_bytes=sum(_size(state) for state in _tensors(dict(stepper.state))),
         batch_bytes=batch_bytes,
         peak_bytes=meter.peak,
         operators=dict(meter.operators),
@@ -249,11 +292,37 @@ def _trace(
     )
 
 
+def _batch(inputs: Callable[[], Sequence[Any]]) -> tuple[Any, ...]:
+    batch = inputs()
+    if isinstance(batch, torch.Tensor | Mapping):
+        raise ConfigError(
+            f"inputs gave a {type(batch).__name__}, of which model(*inputs) would take the parts. "
+            "Nothing was estimated. Give a tuple of what the model takes: (batch,)."
+        )
+    return tuple(batch)
+
+
 class _Shapes(FakeTensorMode):
-    """Tensors without data, also those of layers that are made as copies of others."""
+    """Tensors without data, also those of layers that are made as copies of others.
+
+    They can change their type, device or format: `module.to` exchanges tensors, which torch refuses
+    while anybody has a weak reference, as the converter has of whatever it makes.
+    """
+
+    def __init__(self) -> None:
+        # Tensors with data may be torch's own, of meshes, or what a module has made when imported.
+        super().__init__(allow_non_fake_inputs=True)
+        self.fake_tensor_converter = _Forgetful()
 
     def __deepcopy__(self, memo: object) -> "_Shapes":
         return self
+
+
+class _Forgetful(FakeTensorConverter):
+    """Keeps no reference of what an operator gives. Of real tensors it does."""
+
+    def set_tensor_memo(self, t: torch.Tensor, v: FakeTensor) -> None:
+        """See FakeTensorConverter; it is asked for nobody who comes again."""
 
 
 class _Meter(TorchDispatchMode):
@@ -282,7 +351,9 @@ class _Meter(TorchDispatchMode):
         self.operators: Counter[tuple[int, int]] = Counter()
 
     def hold(self, tensor: torch.Tensor) -> None:
-        """Count a tensor's storage, once, until it is gone."""
+        """Count a tensor's storage, once, until it is gone. Sparse ones have none of their own."""
+        if tensor.layout is not torch.strided:
+            return
         storage = tensor.untyped_storage()
         key, size = storage._cdata, storage.nbytes()
         if key in self._storages:
@@ -298,6 +369,11 @@ class _Meter(TorchDispatchMode):
         self._blocks[key] = self.heap.take(size)
         self.alive += size
         self.peak = max(self.peak, self.alive)
+
+    def _use(self, size: int) -> None:
+        """An operator has had so many bytes beside what it read and has written."""
+        self.peak = max(self.peak, self.alive + size)
+        self.heap.give(self.heap.take(size))
 
     def _look_again(self) -> None:
         """FSDP2 gathers parameters into storages that it keeps, and empties them after use."""
@@ -319,9 +395,11 @@ class _Meter(TorchDispatchMode):
     ) -> Any:  # noqa: ANN401
         if any(is_sharded(leaf) for leaf in tree_leaves((args, kwargs))):
             return NotImplemented  # it comes back as what this place computes
-        read = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+        read = _tensors((args, kwargs))
         out = func(*args, **(kwargs or {}))
-        written = [leaf for leaf in tree_leaves(out) if isinstance(leaf, torch.Tensor)]
+        if func._overloadpacket is _ATEN.mkldnn_rnn_layer and torch.is_grad_enabled():
+            out = (*out[:3], out[3].new_empty(kept_bytes(args[0], out[0])))  # torch says: nothing
+        written = _tensors(out)
         if func.namespace in _COLLECTIVES:
             self._look_again()
             self.sent += _sent(str(func), tree_leaves((args, kwargs, out)))
@@ -333,9 +411,9 @@ class _Meter(TorchDispatchMode):
             flops = int(formula(*args, **(kwargs or {}), out_val=out))
         self.flops += flops
         if func._overloadpacket in _CONVOLUTIONS:
-            copies = copied_bytes(args, out)
-            self.peak = max(self.peak, self.alive + copies)
-            self.heap.give(self.heap.take(copies))
+            self._use(copied_bytes(args, out))
+        elif func._overloadpacket is _ATEN.mkldnn_rnn_layer_backward:
+            self._use(used_bytes(args[0], args[7]))  # what it was given, and its result
         if not func.is_view:
             self.operators[flops, sum(_size(tensor) for tensor in (*read, *written))] += 1
         return out
@@ -354,17 +432,17 @@ def _sent(name: str, given: Sequence[Any]) -> float:
     return often * whole * (size - 1) / size
 
 
+def _tensors(of: Any) -> list[torch.Tensor]:  # noqa: ANN401 - whatever is given or comes out
+    return [leaf for leaf in tree_leaves(of) if isinstance(leaf, torch.Tensor)]
+
+
 def _size(tensor: torch.Tensor) -> int:
     tensor = local(tensor)
     return tensor.numel() * tensor.element_size()
 
 
 def _mean_square(output: Any) -> torch.Tensor:  # noqa: ANN401 - whatever the model gives
-    parts = [
-        leaf.float().square().mean()
-        for leaf in tree_leaves(output)
-        if isinstance(leaf, torch.Tensor) and leaf.requires_grad
-    ]
+    parts = [leaf.float().square().mean() for leaf in _tensors(output) if leaf.requires_grad]
     if not parts:
         raise ConfigError("the model's output does not depend on its parameters.")
     return torch.stack(parts).sum()

@@ -117,11 +117,6 @@ class Gate:
             self._cost(config)
         except ConfigError as error:
             raise ConfigError(f"the gate cannot estimate {dict(config)}: {error}") from error
-        except Exception as error:
-            raise ConfigError(
-                f"the gate cannot estimate {dict(config)}: build or inputs raised "
-                f"{type(error).__name__}: {error}. Nothing was started."
-            ) from error
 
     def begin(self, idle: int) -> None:
         """Take in what a worker holds before it runs anything; 0: unknown, or it is on a GPU.
