@@ -21,14 +21,13 @@ def replace(path: Path, write: Callable[[Path], None], worker: int) -> None:
     """Have a file or directory written in place of what is there.
 
     Args:
-        path: where it is afterwards.
+        path: where it is afterwards. Where that is a link, it is where it leads to.
         write: writes to the path that it is given.
         worker: who writes; another one may have been killed while it wrote the same.
     """
-    path = path.absolute()  # "." has no name
+    path = path.resolve()  # "." has no name
     partial = path.with_name(f"{path.name}.{worker}.partial")
-    _remove(partial)
-    write(partial)
+    _write(partial, write)
     if partial.is_dir() and path.is_dir():
         remove_whole(path)
     partial.replace(path)
@@ -50,10 +49,9 @@ def add(folder: Path, write: Callable[[Path], None], worker: int) -> None:
         replace(folder, write, worker)
         return
     partial = folder / f".{worker}.partial"
-    _remove(partial)
-    write(partial)
-    for index in partial.glob(f"*{_INDEX}"):
-        _rename_shards(index, _shards(folder / index.name))
+    _write(partial, write)
+    for index in list(partial.rglob(f"*{_INDEX}")):
+        _rename_shards(index, _shards(folder / index.relative_to(partial)))
     names = [file.relative_to(partial) for file in partial.rglob("*") if not file.is_dir()]
     for name in sorted(names, key=lambda name: (name.name.endswith(_INDEX), name)):  # those last
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
@@ -75,6 +73,16 @@ def sweep_removed(folder: Path) -> None:
     """Remove what `remove_whole` has left in a directory when its worker was killed."""
     for gone in folder.glob(".*.gone"):
         _remove(gone)
+
+
+def _write(partial: Path, write: Callable[[Path], None]) -> None:
+    """What cannot be written takes no room: the disk may be full."""
+    _remove(partial)
+    try:
+        write(partial)
+    except BaseException:
+        _remove(partial)
+        raise
 
 
 def _sweep(folder: Path, name: str) -> None:

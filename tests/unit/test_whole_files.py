@@ -11,10 +11,11 @@ MODEL = "model.safetensors"
 INDEX = f"{MODEL}.index.json"
 
 
-def model(text, shards):
+def model(text, shards, within="."):
     """Writes one as libraries of Hugging Face do: one file, or shards and an index."""
 
     def write(folder):
+        folder = folder / within
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "config.json").write_text("{}")
         if shards == 1:
@@ -55,24 +56,26 @@ def kill_at(monkeypatch, change):
         monkeypatch.setattr(whole_files.Path, name, call)
 
 
+@pytest.mark.parametrize("within", [".", "0_Transformer"])
 @pytest.mark.parametrize("before", [1, 2, 3])
 @pytest.mark.parametrize("after", [1, 2, 3])
 def test_a_model_is_the_old_one_or_the_new_one_wherever_its_writer_is_killed(
-    tmp_path, before, after
+    tmp_path, before, after, within
 ):
     for change in count():
-        folder = tmp_path / str(change)
-        whole_files.add(folder, model("old", before), 0)
+        top = tmp_path / str(change)
+        folder = top / within
+        whole_files.add(top, model("old", before, within), 0)
         (folder / "notes.txt").write_text("mine")
         with pytest.MonkeyPatch.context() as patch:
             kill_at(patch, change)
             try:
-                whole_files.add(folder, model("new", after), 0)
+                whole_files.add(top, model("new", after, within), 0)
                 ended = True
             except Killed:
                 ended = False
         assert read(folder) in ({"old"}, {"new"}), change
-        whole_files.add(folder, model("next", after), 1)
+        whole_files.add(top, model("next", after, within), 1)
         assert read(folder) == {"next"}
         assert (folder / "notes.txt").read_text() == "mine"
         if ended:
@@ -126,3 +129,32 @@ def test_what_is_replaced_is_whole_or_not_there_and_nothing_is_left_behind(tmp_p
             break
     assert change > 1
     assert {file.name for file in tmp_path.iterdir()} == {f"{n}[1]" for n in range(change + 1)}
+
+
+@pytest.mark.parametrize("put", [whole_files.replace, whole_files.add])
+def test_what_cannot_be_written_takes_no_room(tmp_path, put):
+    folder = tmp_path / "out"
+    put(folder, model("old", 2), 0)
+
+    def write(to):
+        model("new", 3)(to)
+        raise OSError("no space left on device")
+
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(OSError, match="no space"):
+        put(folder, write, 0)
+    assert sorted(tmp_path.rglob("*")) == before
+    assert read(folder) == {"old"}
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_a_file_is_replaced_where_a_link_leads(tmp_path, there):
+    kept, link = tmp_path / "disk" / "kept.pt", tmp_path / "latest.pt"
+    kept.parent.mkdir()
+    if there:
+        kept.write_text("old")
+    link.symlink_to(kept)
+    whole_files.replace(link, lambda to: to.write_text("new") and None, 0)
+    assert link.is_symlink()
+    assert kept.read_text() == "new"
+    assert {file.name for file in tmp_path.rglob("*") if file.is_file()} == {kept.name, link.name}
