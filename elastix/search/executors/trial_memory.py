@@ -18,6 +18,7 @@ _PAGE = os.sysconf("SC_PAGE_SIZE")
 _TRIM_ABOVE = 64 << 20  # bytes kept by malloc that are worth the time of giving them back
 _SLIGHT = 1 << 20  # bytes that make no difference
 _SPARED = 0.95  # of what is free: Ray ends workers above that
+_GROUPS, _MEMBERSHIP = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 _SIGNS = re.compile(
     r"DefaultCPUAllocator: (can't allocate|not enough) memory|OutOfMemory|out of memory"
     r"|^MemoryError|bad_alloc|CUBLAS_STATUS_ALLOC_FAILED|Cannot allocate memory"
@@ -85,19 +86,19 @@ def free(device: torch.device | None = None) -> int:
     if device is not None and device.type == "cuda":
         return int(_SPARED * torch.cuda.mem_get_info(device)[0])
     unused = _field(Path("/proc/meminfo"), "MemAvailable:") << 10
-    group = _cgroup()
-    limit = _number(group / "memory.max")
-    if limit:
-        held = _number(group / "memory.current") - _field(group / "memory.stat", "inactive_file")
-        unused = min(unused, max(0, limit - held))
+    for group in _cgroups():
+        limit = _number(group / "memory.max")
+        if limit:
+            files = _field(group / "memory.stat", "inactive_file")
+            unused = min(unused, max(0, limit - _number(group / "memory.current") + files))
     return int(_SPARED * unused)
 
 
 def kills() -> int:
     """How often the system has ended a process of this control group for want of memory."""
-    events = _cgroup() / "memory.events"
-    path, name = (events, "oom_kill") if events.is_file() else (Path("/proc/vmstat"), "oom_kill")
-    return _field(path, name)
+    events = [group / "memory.events" for group in _cgroups()]
+    counts = next((path for path in events if path.is_file()), Path("/proc/vmstat"))
+    return _field(counts, "oom_kill")
 
 
 def _give_back() -> int:
@@ -148,16 +149,17 @@ def _write(path: str, value: bytes) -> bool:
         return False
 
 
-def _cgroup() -> Path:
-    """Of this process, as version 2 has it; the root within a container."""
-    root = Path("/sys/fs/cgroup")
+def _cgroups() -> list[Path]:
+    """Of this process, as version 2 has them: its own, then what that is in, up to the root.
+
+    Limits of all of them hold: SLURM's and systemd's are further up.
+    """
     try:
-        lines = Path("/proc/self/cgroup").read_text().splitlines()
+        lines = _MEMBERSHIP.read_text().splitlines()
     except OSError:
-        return root
-    inside = next((line[3:] for line in lines if line.startswith("0::")), "/")
-    own = root / inside.lstrip("/")
-    return own if (own / "memory.events").is_file() else root
+        return []
+    inside = Path(next((line[3:].lstrip("/") for line in lines if line.startswith("0::")), ""))
+    return [_GROUPS / group for group in (inside, *inside.parents)]
 
 
 def _number(path: Path) -> int:
