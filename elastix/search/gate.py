@@ -5,6 +5,7 @@ What the estimate lacks (what libraries hold beside) is learned from the trials 
 Not here: what becomes of a refused trial (campaign_loop), or counting a step (cost.trace).
 """
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from elastix.cost.devices import Device
     from elastix.cost.trace import Cost
 
+logger = logging.getLogger(__name__)
 _MIDDLE = 0.5  # half of the trials take more than is expected
 
 
@@ -44,7 +46,8 @@ class Gate:
 
     A step is traced on tensors without memory (`elastix estimate` does the same), which costs 0.1
     to 0.5 s of CPU a configuration in the campaign's process: worth it where a trial takes longer.
-    A configuration that cannot be traced may run.
+    Recurrent layers other than LSTM are traced step by step, which costs far more. A configuration
+    that cannot be traced may run, and the first one of these is warned of.
 
     The limit of memory is compared with what the estimate has meant in real workers: a line through
     the latest trials, added to the least that a worker holds before it begins one. So about as many
@@ -106,6 +109,7 @@ class Gate:
         self._experience = Experience()
         self._base = 0
         self._on_cpu = False
+        self._told = False  # that there are configurations without an estimate
 
     def check(self, config: Config) -> None:
         """That an estimate can be made of this one.
@@ -113,10 +117,7 @@ class Gate:
         Raises:
             ConfigError: it cannot; says why.
         """
-        try:
-            self._cost(config)
-        except ConfigError as error:
-            raise ConfigError(f"the gate cannot estimate {dict(config)}: {error}") from error
+        self._cost(config)
 
     def begin(self, idle: int) -> None:
         """Take in what a worker holds before it runs anything; 0: unknown, or it is on a GPU.
@@ -137,7 +138,10 @@ class Gate:
         """Estimate a configuration, and say whether it may run."""
         try:
             cost = self._cost(config)
-        except Exception:  # noqa: BLE001 - the user's code: the trial will tell what is wrong
+        except Exception as error:  # noqa: BLE001 - the user's code: if it is wrong the trial says so
+            if not self._told:
+                logger.warning("%s It runs all the same, as do others of which that is so.", error)
+            self._told = True
             return Foreseen()
         return Foreseen(self._predicted(cost), self._refusal(cost))
 
@@ -186,13 +190,16 @@ class Gate:
     def _cost(self, config: Config) -> "Cost":
         from elastix.cost.trace import trace
 
-        return trace(
-            lambda: self._build(config),
-            lambda: self._inputs(config),
-            loss=self._loss,
-            optimizer=self._optimizer,
-            foreach=self._device_name != "here",
-        )
+        try:
+            return trace(
+                lambda: self._build(config),
+                lambda: self._inputs(config),
+                loss=self._loss,
+                optimizer=self._optimizer,
+                foreach=self._device_name != "here",
+            )
+        except ConfigError as error:
+            raise ConfigError(f"the gate cannot estimate {dict(config)}: {error}") from error
 
 
 def _least(held: int, also: int) -> int:

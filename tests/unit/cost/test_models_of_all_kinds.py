@@ -184,3 +184,10 @@ def test_why_no_estimate_can_be_made_is_told(build, fact):
     gate = Gate(lambda _: build(), lambda _: (torch.zeros(1, 8),), parameters=1)
     with pytest.raises(ConfigError, match=f"gate cannot estimate .*{fact}"):
         gate.check({"depth": 1})
+
+
+def test_a_gate_says_once_that_it_lets_in_what_it_cannot_estimate(caplog):
+    gate = Gate(lambda _: Selects(8, 8), lambda _: (torch.zeros(1, 8),), parameters=1)
+    assert [gate.foresee({"depth": n}).refusal for n in range(3)] == [""] * 3
+    (told,) = caplog.messages
+    assert told.startswith("the gate cannot estimate {'depth': 0}: the model looks at values")
