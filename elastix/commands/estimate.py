@@ -32,7 +32,8 @@ if TYPE_CHECKING:
 else:
     torch = later("torch")
 
-_DTYPES = ("float32", "bfloat16", "float16", "float64", "int64")
+_HALVES = ("bfloat16", "float16")
+_FLOATS = ("float32", *_HALVES, "float64")
 
 
 def estimate(
@@ -104,7 +105,7 @@ def estimate(
     share = math.ceil(batch_size / workers)
     _check_slices(slices, batch_size, exact=exact, pipe="pipe" in axes)
     each = 1 if slices is None else math.ceil(slices / workers)  # slices, one pass each
-    made, sample = _dtype(dtype, "--dtype"), input_dtype_of(input_dtype)
+    made, sample = _dtype(dtype, "--dtype", _FLOATS), input_dtype_of(input_dtype)
     if sample.is_floating_point:
         sample = made
     sizes = shape_of(shape)
@@ -153,7 +154,7 @@ def estimate(
     how: dict[str, Any] = {
         "optimizer": optimizer,
         "dtype": made,
-        "autocast": _dtype(autocast, "--autocast") if autocast else None,
+        "autocast": _dtype(autocast, "--autocast", _HALVES) if autocast else None,
         "foreach": device != "here",
         "parallelize": split,
     }
@@ -277,9 +278,9 @@ def _duration(seconds: float) -> str:
     return f"{seconds:.3g} s"
 
 
-def _dtype(name: str, option: str) -> torch.dtype:
-    if name not in _DTYPES:
-        raise ConfigError(f"{option} is one of {_DTYPES}, not {name!r}.")
+def _dtype(name: str, option: str, known: tuple[str, ...]) -> torch.dtype:
+    if name not in known:
+        raise ConfigError(f"{option} is one of {', '.join(known)}, not {name!r}.")
     dtype: torch.dtype = getattr(torch, name)
     return dtype
 
@@ -290,7 +291,7 @@ def input_dtype_of(name: str) -> torch.dtype:
     Raises:
         ConfigError: there is no such type.
     """
-    return _dtype(name, "--input-dtype")
+    return _dtype(name, "--input-dtype", (*_FLOATS, "int64"))
 
 
 def shape_of(text: str) -> tuple[int, ...]:

@@ -10,10 +10,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 from elastix.cost.passes import several
-from elastix.cost.trace import Cost, trace
+from elastix.cost.trace import Cost, Shapes, made, trace
 from elastix.errors import ConfigError
 from elastix.mesh_check import check_layers, check_stages, trained_names
 
@@ -105,10 +104,10 @@ def trace_stages(
     costs: list[Cost] = []
     given: list[Shape] | None = None  # what the stage before has made of it
     for place in range(stages):
-        made = _maker(given)
+        fed = _maker(given)
         cost = trace(
             lambda at=place: made_stage(at),  # type: ignore[misc]
-            made or (lambda: (sample(),)),
+            fed or (lambda: (sample(),)),
             dtype=dtype,
             autocast=autocast,
             **how,
@@ -116,7 +115,7 @@ def trace_stages(
         received = 0 if given is None else sum(map(_bytes, given))
         last = place + 1 == stages
         if not last:
-            given = _outputs(lambda at=place: made_stage(at), made, sample, dtype, autocast)  # type: ignore[misc]
+            given = _outputs(lambda at=place: made_stage(at), fed, sample, dtype, autocast)  # type: ignore[misc]
         sent = received + (0 if last else sum(map(_bytes, given or ())))
         costs.append(several(cost, microbatches, min(microbatches, stages - place), sent))
     return Stages(costs=costs, microbatches=microbatches)
@@ -145,8 +144,8 @@ def _outputs(
     torch.set_default_dtype(dtype)
     mixed = torch.autocast("cpu", dtype=autocast) if autocast else nullcontext()
     try:
-        with FakeTensorMode(), torch.no_grad(), mixed:
-            found = build()(*(inputs() if inputs is not None else (sample(),)))
+        with Shapes(), torch.no_grad(), mixed:
+            found = made(build)(*(inputs() if inputs is not None else (sample(),)))
     finally:
         torch.set_default_dtype(before)
     outputs = found if isinstance(found, tuple | list) else [found]

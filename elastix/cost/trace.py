@@ -158,12 +158,12 @@ def trace(
     torch.set_default_dtype(dtype)
     told = logging.getLogger("torch._subclasses.fake_tensor")
     told.disabled = True  # it logs the traceback of what is an error of the caller's here
-    shapes = _Shapes()
+    shapes = Shapes()
     try:
         with warnings.catch_warnings(), ExitStack() as stack:
             warnings.filterwarnings("ignore", message="Accessing the data pointer")  # of copies
             with shapes:
-                model = _made(build)
+                model = made(build)
             if mesh and parallelize is not None:
                 _shard(model, stack.enter_context(pretended(mesh)), parallelize)
             with shapes:
@@ -185,7 +185,12 @@ def trace(
         torch.set_default_dtype(before)
 
 
-def _made(build: Callable[[], torch.nn.Module]) -> torch.nn.Module:
+def made(build: Callable[[], torch.nn.Module]) -> torch.nn.Module:
+    """What it makes, in a mode without data; a copy without, if it has data.
+
+    Raises:
+        ConfigError: it makes none.
+    """
     try:
         model = build()
     except (*_LOOKS, ElastixError):
@@ -302,7 +307,7 @@ def _batch(inputs: Callable[[], Sequence[Any]]) -> tuple[Any, ...]:
     return tuple(batch)
 
 
-class _Shapes(FakeTensorMode):
+class Shapes(FakeTensorMode):
     """Tensors without data, also those of layers that are made as copies of others.
 
     They can change their type, device or format: `module.to` exchanges tensors, which torch refuses
@@ -314,7 +319,7 @@ class _Shapes(FakeTensorMode):
         super().__init__(allow_non_fake_inputs=True)
         self.fake_tensor_converter = _Forgetful()
 
-    def __deepcopy__(self, memo: object) -> "_Shapes":
+    def __deepcopy__(self, memo: object) -> "Shapes":
         return self
 
 

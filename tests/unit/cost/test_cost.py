@@ -202,6 +202,8 @@ def test_the_command():
         (("search_spaces.convnet", "--shape", "1,8,8", "--config", "{"), "--config is no JSON"),
         (("search_spaces.convnet", "--shape", "7", "--device", "t4"), "does not run on such"),
         (("search_spaces.convnet", "--shape", "1", "--device", "t4", "--dtype", "x"), "--dtype"),
+        (("search_spaces.convnet", "--shape", "1,8,8", "--dtype", "int64"), "--dtype is one of"),
+        (("search_spaces.convnet", "--shape", "1", "--autocast", "float64"), "--autocast is one"),
     ],
 )
 def test_calls_that_are_wrong(arguments, says):

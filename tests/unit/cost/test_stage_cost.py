@@ -45,6 +45,16 @@ def test_stages_together_are_the_model(places):
         assert sum(getattr(cost, name) for cost in found.costs) == getattr(whole, name), name
 
 
+def test_stages_may_be_moved_while_they_are_made_or_have_been_made_before():
+    whole = build()
+    before = [parameter.clone() for parameter in whole.parameters()]
+    halves = [whole[: LAYERS // 2], whole[LAYERS // 2 :]]
+    found = traced(2, 4)
+    assert traced(2, 4, lambda *where: stage(*where).to("cpu")) == found
+    assert traced(2, 4, lambda _, place, __: halves[place]) == found
+    assert all(map(torch.equal, whole.parameters(), before))
+
+
 def test_a_stage_holds_as_many_micro_batches_as_there_are_stages_from_it_on():
     few, many = traced(4, 1), traced(4, 16)
     more = [b.peak_bytes - a.peak_bytes for a, b in zip(few.costs, many.costs, strict=True)]
