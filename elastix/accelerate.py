@@ -322,8 +322,8 @@ class Accelerator(_Accelerator):  # type: ignore[misc]
             self._refuse("save", f"Give a path, not {f!r}.")
         if self.is_main_process:
             save = super().save
-            worker = self._script.ctx.worker
-            whole_files.replace(Path(f), lambda at: save(obj, at, safe_serialization), worker)
+            writer = self._script.writer
+            whole_files.replace(Path(f), lambda at: save(obj, at, safe_serialization), writer)
 
     def save_model(
         self,
@@ -350,7 +350,7 @@ class Accelerator(_Accelerator):  # type: ignore[misc]
             whole_files.add(
                 folder,
                 lambda to: save(model, to, max_shard_size, safe_serialization),
-                self._script.ctx.worker,
+                self._script.writer,
             )
 
     def save_state(self, *_: Any, **__: Any) -> NoReturn:  # noqa: ANN401

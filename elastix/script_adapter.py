@@ -32,6 +32,7 @@ from elastix.data.source import to_device
 from elastix.errors import ConfigError
 from elastix.state import Stateful, raw_bytes
 from elastix.train.replica.context import Context
+from elastix.whole_files import FileWriter
 
 T = TypeVar("T")
 
@@ -223,11 +224,16 @@ class LoneScript:
             )
         return value
 
+    @property
+    def writer(self) -> FileWriter:
+        """This worker, as it writes files."""
+        return FileWriter(self.ctx.run, self.ctx.worker)
+
     def save(
         self,
         write: Callable[[Path], None] | None,
         path: Path,
-        put: Callable[[Path, Callable[[Path], None], int], None] = whole_files.replace,
+        put: Callable[[Path, Callable[[Path], None], FileWriter], None] = whole_files.replace,
     ) -> bool:
         """Have the first worker write a file or directory, and the next if that is lost meanwhile.
 
@@ -244,7 +250,7 @@ class LoneScript:
         for _ in range(_ATTEMPTS):
             first = self.ctx.rank == 0
             if first and write is not None:
-                put(path, write, self.ctx.worker)
+                put(path, write, self.writer)
             # Nobody is told of a first one that has no samples of the last batch: once more then.
             found = self.ctx.mean(first=float(first), saved=float(first and write is not None))
             if found["first"] > 0:

@@ -6,10 +6,12 @@ that the old index has. Not here: the store, which keeps States.
 """
 
 import glob
+import hashlib
 import json
 import re
 import shutil
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 _INDEX = ".index.json"
@@ -17,24 +19,49 @@ _NUMBERS = r"-\d{5}-of-\d{5}"
 _OTHER = "-other"  # in the names of shards, every second time
 
 
-def replace(path: Path, write: Callable[[Path], None], worker: int) -> None:
+@dataclass(frozen=True)
+class FileWriter:
+    """A worker of a run. Of what others of that run were writing nobody needs any more.
+
+    Other runs may be writing the same just now: trials of a search, to a directory that they share.
+    """
+
+    run: str
+    worker: int
+
+    @property
+    def partial(self) -> str:
+        """The end of the name under which it writes."""
+        return f"{self._run}{self.worker}.partial"
+
+    @property
+    def partials(self) -> str:
+        """The same of all workers of the run, as a pattern."""
+        return f"{self._run}*.partial"
+
+    @property
+    def _run(self) -> str:
+        return f".{hashlib.blake2s(self.run.encode(), digest_size=6).hexdigest()}-"
+
+
+def replace(path: Path, write: Callable[[Path], None], writer: FileWriter) -> None:
     """Have a file or directory written in place of what is there.
 
     Args:
         path: where it is afterwards. Where that is a link, it is where it leads to.
         write: writes to the path that it is given.
-        worker: who writes; another one may have been killed while it wrote the same.
+        writer: who it is.
     """
     path = path.resolve()  # "." has no name
-    partial = path.with_name(f"{path.name}.{worker}.partial")
+    partial = path.with_name(f"{path.name}{writer.partial}")
     _write(partial, write)
     if partial.is_dir() and path.is_dir():
         remove_whole(path)
     partial.replace(path)
-    _sweep(path.parent, path.name)
+    _sweep(path.parent, path.name, writer)
 
 
-def add(folder: Path, write: Callable[[Path], None], worker: int) -> None:
+def add(folder: Path, write: Callable[[Path], None], writer: FileWriter) -> None:
     """Have the files of a directory written, beside what else is there.
 
     A file replaces the one of the same name, and a model its other forms: its shards if it is now
@@ -43,12 +70,12 @@ def add(folder: Path, write: Callable[[Path], None], worker: int) -> None:
     Args:
         folder: where the files are afterwards.
         write: writes them into the directory that it is given.
-        worker: see `replace`.
+        writer: who it is.
     """
     if not folder.is_dir():
-        replace(folder, write, worker)
+        replace(folder, write, writer)
         return
-    partial = folder / f".{worker}.partial"
+    partial = folder / writer.partial
     _write(partial, write)
     for index in list(partial.rglob(f"*{_INDEX}")):
         _rename_shards(index, _shards(folder / index.relative_to(partial)))
@@ -59,7 +86,7 @@ def add(folder: Path, write: Callable[[Path], None], worker: int) -> None:
     for name in names:
         _remove_other_forms(folder / name)
     _remove(partial)
-    _sweep(folder, "")
+    _sweep(folder, "", writer)
 
 
 def remove_whole(folder: Path) -> None:
@@ -85,11 +112,10 @@ def _write(partial: Path, write: Callable[[Path], None]) -> None:
         raise
 
 
-def _sweep(folder: Path, name: str) -> None:
-    """Remove what workers have left who were killed while they wrote this."""
-    for partial in folder.glob(f"{glob.escape(name)}.*.partial"):
-        if partial.name[len(name) + 1 : -len(".partial")].isdecimal():
-            _remove(partial)
+def _sweep(folder: Path, name: str, writer: FileWriter) -> None:
+    """Remove what workers of this run have left who were killed while they wrote this."""
+    for partial in folder.glob(f"{glob.escape(name)}{writer.partials}"):
+        _remove(partial)
     _remove(folder / f".{name}.gone")
 
 

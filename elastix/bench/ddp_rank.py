@@ -59,7 +59,7 @@ class DdpReplica:
     """A rank: what context.Replica asks for, done by torch."""
 
     mesh, place, generation = None, 0, 1
-    device = torch.device("cpu")
+    device, run = torch.device("cpu"), "ddp"
     alone = exact = steps_alone = False
 
     def __init__(self, files: Files, size: int, seed: int) -> None:

@@ -141,7 +141,7 @@ class _Replica:
         self.world_size = self.generation = 1
         self.alone, self.exact, self.seed = False, True, what.opening.seed
         self.seed_of_order = what.opening.seed_of_order
-        self.settings = self
+        self.settings, self.run = self, "replay"
         self.steps_alone = False
         self.device = device
         self.tracked = TrackedObjects()

@@ -309,7 +309,7 @@ class _Replica:
         self.step = 0
         self.generation = 1
         self.device = replay.device
-        self.settings = self
+        self.settings, self.run = self, "replay"
         self.alone = False
         self.exact = self.steps_alone = False
         self.seed_of_order = replay.seed_of_order

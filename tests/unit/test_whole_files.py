@@ -6,9 +6,11 @@ from itertools import count
 import pytest
 
 from elastix import whole_files
+from elastix.whole_files import FileWriter
 
 MODEL = "model.safetensors"
 INDEX = f"{MODEL}.index.json"
+FIRST, SECOND = FileWriter("run", 0), FileWriter("run", 1)
 
 
 def model(text, shards, within="."):
@@ -65,17 +67,17 @@ def test_a_model_is_the_old_one_or_the_new_one_wherever_its_writer_is_killed(
     for change in count():
         top = tmp_path / str(change)
         folder = top / within
-        whole_files.add(top, model("old", before, within), 0)
+        whole_files.add(top, model("old", before, within), FIRST)
         (folder / "notes.txt").write_text("mine")
         with pytest.MonkeyPatch.context() as patch:
             kill_at(patch, change)
             try:
-                whole_files.add(top, model("new", after, within), 0)
+                whole_files.add(top, model("new", after, within), FIRST)
                 ended = True
             except Killed:
                 ended = False
         assert read(folder) in ({"old"}, {"new"}), change
-        whole_files.add(top, model("next", after, within), 1)
+        whole_files.add(top, model("next", after, within), SECOND)
         assert read(folder) == {"next"}
         assert (folder / "notes.txt").read_text() == "mine"
         if ended:
@@ -86,44 +88,44 @@ def test_a_model_is_the_old_one_or_the_new_one_wherever_its_writer_is_killed(
 
 
 def test_no_shard_of_another_model_is_removed(tmp_path):
-    whole_files.add(tmp_path / "out", model("old", 3), 0)
+    whole_files.add(tmp_path / "out", model("old", 3), FIRST)
     other = tmp_path / "out" / "head-00001-of-00002.safetensors"
     other.touch()
-    whole_files.add(tmp_path / "out", model("new", 2), 0)
+    whole_files.add(tmp_path / "out", model("new", 2), FIRST)
     assert other.exists()
 
 
 @pytest.mark.parametrize("damaged", ["", "[]", '{"weight_map": 3}', "{"])
 def test_an_index_that_is_damaged_is_replaced(tmp_path, damaged):
-    whole_files.add(tmp_path / "out", model("old", 2), 0)
+    whole_files.add(tmp_path / "out", model("old", 2), FIRST)
     (tmp_path / "out" / INDEX).write_text(damaged)
-    whole_files.add(tmp_path / "out", model("new", 2), 0)
+    whole_files.add(tmp_path / "out", model("new", 2), FIRST)
     assert read(tmp_path / "out") == {"new"}
 
 
 def test_a_directory_is_added_to_through_a_link_and_by_a_dot(tmp_path, monkeypatch):
     (tmp_path / "there").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "there")
-    whole_files.add(tmp_path / "link", model("a", 1), 0)
+    whole_files.add(tmp_path / "link", model("a", 1), FIRST)
     assert read(tmp_path / "there") == {"a"}
     monkeypatch.chdir(tmp_path / "there")
-    whole_files.add(whole_files.Path("."), model("b", 2), 0)
+    whole_files.add(whole_files.Path("."), model("b", 2), FIRST)
     assert read(tmp_path / "there") == {"b"}
 
 
 def test_what_is_replaced_is_whole_or_not_there_and_nothing_is_left_behind(tmp_path):
     for change in count():
         path = tmp_path / f"{change}[1]"
-        whole_files.replace(path, model("old", 2), 0)
+        whole_files.replace(path, model("old", 2), FIRST)
         with pytest.MonkeyPatch.context() as patch:
             kill_at(patch, change)
             try:
-                whole_files.replace(path, model("new", 2), 0)
+                whole_files.replace(path, model("new", 2), FIRST)
                 ended = True
             except Killed:
                 ended = False
         assert not path.exists() or read(path) in ({"old"}, {"new"})
-        whole_files.replace(path, model("next", 2), 1)
+        whole_files.replace(path, model("next", 2), SECOND)
         assert read(path) == {"next"}
         if ended:
             break
@@ -134,7 +136,7 @@ def test_what_is_replaced_is_whole_or_not_there_and_nothing_is_left_behind(tmp_p
 @pytest.mark.parametrize("put", [whole_files.replace, whole_files.add])
 def test_what_cannot_be_written_takes_no_room(tmp_path, put):
     folder = tmp_path / "out"
-    put(folder, model("old", 2), 0)
+    put(folder, model("old", 2), FIRST)
 
     def write(to):
         model("new", 3)(to)
@@ -142,7 +144,7 @@ def test_what_cannot_be_written_takes_no_room(tmp_path, put):
 
     before = sorted(tmp_path.rglob("*"))
     with pytest.raises(OSError, match="no space"):
-        put(folder, write, 0)
+        put(folder, write, FIRST)
     assert sorted(tmp_path.rglob("*")) == before
     assert read(folder) == {"old"}
 
@@ -154,7 +156,25 @@ def test_a_file_is_replaced_where_a_link_leads(tmp_path, there):
     if there:
         kept.write_text("old")
     link.symlink_to(kept)
-    whole_files.replace(link, lambda to: to.write_text("new") and None, 0)
+    whole_files.replace(link, lambda to: to.write_text("new") and None, FIRST)
     assert link.is_symlink()
     assert kept.read_text() == "new"
     assert {file.name for file in tmp_path.rglob("*") if file.is_file()} == {kept.name, link.name}
+
+
+@pytest.mark.parametrize("put", [whole_files.replace, whole_files.add])
+@pytest.mark.parametrize("worker", [0, 1])
+def test_runs_that_write_the_same_do_not_disturb_each_other(tmp_path, put, worker):
+    """Trials of a search that share an output directory: one took the other's files away."""
+    folder = tmp_path / "out"
+    folder.mkdir()
+
+    def write(to):
+        model("first", 3)(to)
+        put(folder, model("second", 2), FileWriter("another run", worker))
+        assert read(folder) == {"second"}
+        assert read(to) == {"first"}
+
+    put(folder, write, FIRST)
+    assert read(folder) == {"first"}
+    assert not list(tmp_path.rglob("*.partial"))

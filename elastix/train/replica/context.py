@@ -24,6 +24,9 @@ Ts = TypeVarTuple("Ts")
 
 class _RunSettings(Protocol):
     @property
+    def run(self) -> str: ...
+
+    @property
     def seed_of_order(self) -> int: ...
 
     @property
@@ -161,6 +164,11 @@ class Context:
     def __init__(self, member: Replica, config: Mapping[str, Any]) -> None:
         self.config = config
         self._member = member
+
+    @property
+    def run(self) -> str:
+        """The run's name; a trial of a search is a run of its own."""
+        return self._member.settings.run
 
     @property
     def rank(self) -> int:
