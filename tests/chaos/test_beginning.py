@@ -17,6 +17,7 @@ from elastix.config import CheckpointConfig
 from elastix.events import Resumed
 from elastix.testing.chaos import Kill, with_kills
 from elastix.testing.local import run_local
+from tests import crew_runs
 from tests.run_bytes import final
 from tests.trainables import samples
 
@@ -107,6 +108,42 @@ def test_a_run_that_had_ended_does_what_it_had_not_done_yet(tmp_path):
     quiet = run(tmp_path / "quiet", train, config={"epochs": 4})
     run(tmp_path / "longer", train, config={"epochs": 2})
     same(quiet, run(tmp_path / "longer", train, 2, config={"epochs": 4}))
+
+
+def in_crews(ctx: elastix.Context) -> None:
+    """At the beginning of an epoch the last layer is halved, and a scheduler steps."""
+    model = crew_runs.build()
+    crew_runs.parallelize(model, ctx.mesh)
+    optimizer = crew_runs.adamw(model)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
+    ctx.prepare(model, optimizer, scheduler)
+    for epoch in ctx.loader(crew_runs.data(36), batch_size=12, slices=4).epochs(2):
+        scheduler.step()
+        with torch.no_grad():
+            model.last.weight.mul_(0.5)
+        for step in epoch:
+            for x, y in step:
+                loss(model, (x, y)).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+LOST = {
+    "all": [Kill(worker=worker, phase="computed", step=4) for worker in (0, 1)],
+    "one": [Kill(worker=1, phase="computed", step=4)],
+}
+
+
+@pytest.mark.parametrize("lost", LOST)
+def test_crews_do_it_once_as_well(tmp_path, lost):
+    """Places have parts of tensors, in what is read from the store and in what mates are given."""
+    options = {"crew": {"shard": 2}, "replace": True, "min_workers": 2}
+    quiet = run(tmp_path / "quiet", in_crews, 2, **options)
+    fired = run(tmp_path / "fire", in_crews, 2, LOST[lost], **options)
+    resumed = [event.step for event in fired.events if isinstance(event, Resumed)]
+    assert resumed == ([3] if lost == "all" else [])
+    assert len(fired.lost) == len(LOST[lost])
+    same(quiet, fired)
 
 
 def told(ctx: elastix.Context) -> None:

@@ -305,6 +305,8 @@ class TrackedObjects:
 
     def take_passing(self, state: State) -> State:
         """Have those buffers as they are in a State that `for_joiners` gave; the State itself."""
+        if not any(name.startswith(_PASSING) for name in state.tensors):
+            return state  # a stored one, whose tensors may be read when they are asked for
         with torch.no_grad():
             for name, buffer in self._passing.items():
                 given = state.tensors.get(_PASSING + name)

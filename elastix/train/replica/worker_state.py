@@ -15,6 +15,7 @@ from elastix.comm.protocol.operation import Operation
 from elastix.comm.protocol.wants import Seat
 from elastix.errors import StoreError
 from elastix.events import ReplicasLevelled, Reported, take_in
+from elastix.sharding import InParts
 from elastix.state import State
 from elastix.train.checkpoint import state_digests
 from elastix.train.checkpoint.assembly import CheckpointId, holder
@@ -171,14 +172,18 @@ class WorkerState:
     def adopt(self, state: State) -> None:
         """Become equal to whoever has captured `state`."""
         state = self._tracked.take_passing(state)
-        looked_at = not (self._settings.alone or self._settings.crew or self._driver.watching)
+        looked_at = not (self._settings.alone or self._driver.watching)
         self._ended = bool(state.meta.get(ENDED))  # whoever is given it from here is told so
         draws = any(name.startswith("@loader/") for name in state.meta)
         self.on_the_way = not self._at_boundary and draws and AT_BOUNDARY in state.meta
         # Who is given it at a boundary goes on from just there.
         again = looked_at and state.meta["step"] > 0 and not (self._ended or self._at_boundary)
-        self._beginning = Beginning(state, self._tracked) if again else None
+        in_parts = isinstance(state.tensors, InParts)  # of which this process reads its own alone
+        self._beginning = Beginning(state, self._tracked) if again and not in_parts else None
         self._tracked.adopt(state)
+        if again and in_parts:
+            own = self._tracked.capture({"step": state.meta["step"]}).clone()
+            self._beginning = Beginning(own, self._tracked)
         self._steps.load_state_dict(state.meta)
         self._schedule.stored(state.meta["stored_step"])
         self._parts.replicated.sequence = state.meta["serial"]
@@ -194,7 +199,8 @@ class WorkerState:
         self._at_boundary, self.on_the_way = True, False
         if beginning is None or self._driver.watching or beginning.step != self._steps.step:
             return
-        if not (self._settings.exact or self._driver.rank == 0):
+        first = self._driver.rank == 0 and self._parts.place == 0
+        if not (self._settings.exact or first):
             return  # one says it for all
         changed = beginning.changed()
         if not changed:
@@ -202,7 +208,7 @@ class WorkerState:
         if self._settings.exact:
             beginning.put_back()
             self._steps.rebase()
-        if self._driver.rank == 0:
+        if first:
             logger.warning(PUT_BACK if self._settings.exact else DONE_AGAIN, ", ".join(changed))
 
     def begin(self) -> None:

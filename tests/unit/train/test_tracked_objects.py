@@ -1,6 +1,7 @@
 """The objects of one worker, where a process has had several."""
 
 import gc
+from dataclasses import replace
 
 import torch
 from torch.optim import optimizer as hooks
@@ -48,6 +49,21 @@ def test_an_optimizer_that_is_tracked_late_goes_on_with_its_moments() -> None:
     after.track({"late": again})
     for live, restored in zip(optimizer.state.values(), again.state.values(), strict=True):
         assert torch.equal(live["exp_avg"], restored["exp_avg"])
+
+
+class Unread(dict):
+    """Tensors of a store, of which a process reads those alone that it has a part of."""
+
+    def items(self):
+        raise AssertionError("all of them were read")
+
+    values = items
+
+
+def test_of_a_stored_state_no_more_is_read_than_a_process_asks_for() -> None:
+    live, _, _ = tracked()
+    stored = replace(live.capture({}), tensors=Unread())
+    assert live.take_passing(stored) is stored
 
 
 def test_what_only_an_outer_optimizer_holds_is_not_copied_late() -> None:

@@ -17,6 +17,7 @@ def test_what_comes_after_a_state_is_undone_only_where_it_was_before_it_too(at_a
     parts = SimpleNamespace(
         settings=SimpleNamespace(alone=False, crew=None, exact=True),
         driver=SimpleNamespace(watching=False, rank=0),
+        place=0,
         tracked=tracked,
         schedule=SimpleNamespace(stored=lambda _: None),
         copies=None,
