@@ -1,6 +1,7 @@
 """Evaluation by workers that are crews: by all places, every sample once, whoever dies in it."""
 
 import functools
+import json
 import os
 import signal
 from pathlib import Path
@@ -156,6 +157,41 @@ def by_other_names(ctx):
 def test_places_that_evaluate_different_things_are_refused(tmp_path, function):
     with pytest.raises(ConfigError, match="at one place of a worker than at another"):
         run_local(function, 2, crew={"shard": 2}, directory=tmp_path)
+
+
+def averages(values, ctx):
+    alone(ctx)
+    found = ctx.mean(**values(ctx.place))
+    Path(ctx.config["log"], f"{ctx.place}").write_text(json.dumps(found))
+
+
+def in_an_order_of_its_own(place):
+    return {"a": 1.0, "b": 10.0} if place else {"b": 20.0, "a": 2.0}
+
+
+@pytest.mark.parametrize("crew", [{"shard": 2}, {"tensor": 2}], ids=str)
+def test_means_go_by_names_and_not_by_their_order(tmp_path, crew):
+    function = functools.partial(averages, in_an_order_of_its_own)
+    run_local(function, 1, crew=crew, config={"log": str(tmp_path)}, directory=tmp_path / "run")
+    told = [json.loads((tmp_path / place).read_text()) for place in ("0", "1")]
+    # Without a batch all places count alike; along tensor that which speaks.
+    assert told == [{"a": 1.5, "b": 15.0} if "shard" in crew else {"a": 2.0, "b": 20.0}] * 2
+
+
+def by_one_name_more(place):
+    return {"a": 1.0, "b": 2.0} if place else {"a": 1.0}
+
+
+def by_another_name(place):
+    return {f"loss {place}": 1.0}
+
+
+@pytest.mark.parametrize("values", [by_one_name_more, by_another_name])
+@pytest.mark.parametrize("crew", [{"shard": 2}, {"tensor": 2}], ids=str)
+def test_places_that_average_different_things_are_refused(tmp_path, values, crew):
+    function = functools.partial(averages, values)
+    with pytest.raises(ConfigError, match="was given other names at one place"):
+        run_local(function, 1, crew=crew, config={"log": str(tmp_path)}, directory=tmp_path / "run")
 
 
 def averages_at_place_1(ctx):

@@ -85,6 +85,22 @@ def test_places_that_wait_for_each_other_for_ever_end_the_run(tmp_path, what, pl
     assert "collectives along" in str(raised.value)
 
 
+def clips_at_one_place(place, ctx):
+    """By a norm that all places make together, along no axis."""
+    model = build()
+    parallelize(model, ctx.mesh)
+    ctx.prepare(model)
+    if ctx.place == place:
+        ctx.clip_grad_norm_(model.parameters(), 1.0)
+
+
+@pytest.mark.parametrize("place", [0, pytest.param(1, marks=SLOW)])
+def test_what_all_places_compute_together_is_counted_on_a_mesh_of_two_axes(tmp_path, place):
+    function = functools.partial(clips_at_one_place, place)
+    with pytest.raises(TrainError, match="has begun 1 collectives along all axes"):
+        run_local(function, 1, crew=BOTH, directory=tmp_path)
+
+
 LAYERS = {2: ([0, 1], [2, 3]), 3: ([0], [1], [2, 3])}
 
 

@@ -374,6 +374,56 @@ def test_a_process_has_no_more_threads_descriptors_and_memory_after_many_lives(t
         assert max(what[SETTLED:]) <= max(what[:SETTLED]) + most, what
 
 
+def without_a_loader(ctx):
+    """Each place has every other sample of one batch, and all of them count alike."""
+    model = build()
+    parts = 1
+    if ctx.mesh is not None:
+        parallelize(model, ctx.mesh)
+        parts = ctx.mesh.size()
+    model, optimizer = ctx.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    x, y = data(12)[ctx.place :: parts]
+    for _ in range(3):
+        F.cross_entropy(model(x), y).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        ctx.boundary()
+
+
+def test_steps_without_a_loader_agree_with_one_process(tmp_path):
+    found = []
+    for crew in ({}, {"shard": 2}):
+        directory = tmp_path / str(len(crew))
+        run_local(without_a_loader, 1, crew=crew, directory=directory)
+        with Store(directory / "store", read_only=True) as store:
+            found.append(store.get("local/final").model)
+    for name, tensor in found[0].items():
+        assert torch.allclose(tensor, found[1][name], rtol=1e-9, atol=1e-12), name
+
+
+# ---------------------------------------------------------------------------- random numbers
+
+
+def draws(ctx):
+    model = build()
+    parallelize(model, ctx.mesh)
+    ctx.prepare(model)
+    drawn = torch.rand(4).tolist()
+    Path(ctx.config["log"], f"{ctx.worker}-{ctx.place}").write_text(json.dumps(drawn))
+
+
+def test_places_that_split_samples_draw_other_random_numbers_and_along_tensor_the_same(tmp_path):
+    """Of the worker that the others are given the State by, too."""
+    crew = {"shard": 2, "tensor": 2}
+    run_local(draws, 2, crew=crew, config={"log": str(tmp_path)}, directory=tmp_path / "run")
+    drawn = [
+        [(tmp_path / f"{worker}-{place}").read_text() for place in range(4)] for worker in (0, 1)
+    ]
+    for places in drawn:
+        assert places[0] == places[1] != places[2] == places[3]
+    assert len({one for places in drawn for one in places}) == 4
+
+
 # ---------------------------------------------------------------------------- refused
 
 

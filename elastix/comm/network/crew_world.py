@@ -63,7 +63,7 @@ class Inside:
         self._gpus = MatesGpus(wiring.device) if wiring.device.type == "cuda" else None
         self._lock = threading.Lock()
         self._over = self._cut = False
-        self._settled = 0
+        self._settled = self._gathered = 0
         self._counted: dict[str, dist.ProcessGroup] = {}
         self._mine: set[sockets.Port] = set()
         self._theirs: set[sockets.Port] = set()
@@ -130,6 +130,7 @@ class Inside:
 
     def gather(self, mine: torch.Tensor) -> list[torch.Tensor]:
         """What each place has, by place; of one shape. Collective."""
+        self._gathered += 1
         told = [torch.empty_like(mine) for _ in range(self.size)]
         dist.all_gather(told, mine)
         return told
@@ -137,14 +138,15 @@ class Inside:
     def begun(self) -> dict[str, int]:
         """By group of places, the collectives that this one has begun there. Any thread.
 
-        And how many altogether: where those of places differ, this shows at least that one moves.
+        Of all places those that are begun here: user code may send between any two. And how many
+        altogether: where those of places differ, this shows at least that one moves.
         """
         groups: dict[str, Any] = self._counted  # torch's stubs leave out what is asked for here
         every: Any = dict(dist.distributed_c10d._world.pg_map)
         try:
             counts = {name: _begun(group) for name, group in groups.items()}
             mine = sum(map(_begun, every))
-            return {**counts, f"all of place {self.place}": mine}
+            return {**counts, "all axes": self._gathered, f"all of place {self.place}": mine}
         except RuntimeError:  # it is being closed
             return {}
 

@@ -137,6 +137,7 @@ class Mates:
             ConfigError: something of the model would part the places, or torch will refuse it.
         """
         self._inside.settle()
+        self.within = 1 / self.part[1]  # until a batch is drawn, and where none ever is
         mesh_check.check(modules, self.mesh)
         for other in others.values():
             if isinstance(other, torch.optim.Optimizer):
@@ -179,10 +180,16 @@ class Mates:
         """Of numbers that each place has of its own samples, by these. Collective in the worker.
 
         In a pipeline those count that the last stage has: it knows the loss.
+
+        Raises:
+            ConfigError: other places give other names.
         """
+        values = dict(sorted(values.items()))  # other places may have them in another order
+        if not self.agree_on(repr(list(values))):
+            raise refusals.parted_in_mean()
         stage, stages = self._along(PIPE)
         if self.part[1] < 2 and stages < 2:
-            return dict(values)
+            return values
         counts = self.within and stage + 1 == stages
         mine = [v * self.within if counts else 0.0 for v in values.values()]
         sums = torch.tensor(mine, dtype=torch.float64, device="cpu")

@@ -371,6 +371,8 @@ class Member:
         """For newcomers. The first founder restores the stored State, if the run has one."""
         if founding:
             self._state.begin()
+            if self._stream[0]:  # the first place goes on as a worker of one process does
+                self._draw_own_numbers()
         return self._state.for_joiners()
 
     def adopt_state(self, state: State) -> None:
@@ -378,8 +380,16 @@ class Member:
         self._state.adopt(state)
         if self._outer is not None:
             self._outer.over()
+        self._draw_own_numbers()
+
+    @property
+    def _stream(self) -> tuple[int, int]:
+        return self._mates.stream if self._mates is not None else (0, 1)
+
+    def _draw_own_numbers(self) -> None:
+        """From now on, unlike other workers and places, if the run need not be exact."""
         if not self.settings.exact:
-            index, streams = self._mates.stream if self._mates is not None else (0, 1)
+            index, streams = self._stream
             state_digests.diverge(self.me * streams + index)
 
     def digest(self) -> str:

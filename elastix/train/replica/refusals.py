@@ -286,6 +286,16 @@ def parted_in_evaluation(what: str) -> ConfigError:
     )
 
 
+def parted_in_mean() -> ConfigError:
+    """The processes of one worker average different things."""
+    return ConfigError(
+        "ctx.mean was given other names at one place of a worker than at another, so numbers that "
+        "do not belong together would have been added up. Nothing was computed; the run ends. All "
+        "places must give it the same names; in a pipeline any number will do where the loss is "
+        "not known."
+    )
+
+
 def parted_loaders() -> ConfigError:
     """The processes of one worker draw from different datasets, or in different ways."""
     return ConfigError(

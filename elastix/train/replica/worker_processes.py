@@ -48,6 +48,8 @@ class WorkerProcesses:
         """
         if self._settings.crew:
             self.mates = Mates(self._driver, wiring, self._settings.crew, self._inbox)
+            if self._driver.broken:  # it was, before there was anything to cut
+                self.mates.cut()
             self.mates.assemble()
 
     @property

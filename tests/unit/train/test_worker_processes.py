@@ -7,6 +7,7 @@ import pytest
 
 from elastix.comm.protocol.membership import Membership
 from elastix.comm.thread_safe_inbox import ThreadSafeInbox
+from elastix.train.replica import worker_processes
 from elastix.train.replica.worker_processes import WorkerProcesses
 
 ME = 3
@@ -67,6 +68,29 @@ def test_a_worker_of_one_process_has_nothing_that_can_break():
     desk.processes.look()
     assert not desk.processes.broken
     assert (desk.processes.mesh, desk.processes.parted, desk.processes.mates) == (None,) * 3
+
+
+def test_who_hears_of_a_loss_before_the_others_are_met_does_not_wait_for_them(monkeypatch):
+    """As does a process that was left over, and whose next worker loses another one at once."""
+    desk = Desk()
+    desk.processes.mates = None
+    desk.driver.broken = True
+    desk.processes.break_up()
+    assert desk.done == ["left the group"]
+
+    class Mates:
+        def __init__(self, *_):
+            pass
+
+        def cut(self):
+            desk.does("cut")
+
+        def assemble(self):
+            desk.does("met")
+
+    monkeypatch.setattr(worker_processes, "Mates", Mates)
+    desk.processes.assemble(None)
+    assert desk.done == ["left the group", "cut", "met"]
 
 
 def test_who_waits_to_hear_of_it_hears_at_once():
