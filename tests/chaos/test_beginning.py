@@ -102,6 +102,17 @@ def test_all_are_lost_and_what_was_done_is_not_done_again(tmp_path, train, step)
     same(quiet, fired)
 
 
+@pytest.mark.parametrize("train", [at_the_beginning_of_epochs, before_all])
+def test_who_joins_before_the_first_step_does_not_do_it_again(tmp_path, train):
+    """The others wait for it at their first boundary, past what they have done on the way there."""
+    options = {"replace": True, "min_workers": 2}
+    quiet = run(tmp_path / "quiet", train, 2, **options)
+    kills = [Kill(worker=1, phase="evaluate", step=0)]
+    fired = run(tmp_path / "fire", train, 2, kills, **options)
+    assert set(fired.lost) == {1}
+    same(quiet, fired)
+
+
 def test_a_run_that_had_ended_does_what_it_had_not_done_yet(tmp_path):
     """Its State is that of the end: the beginning of the next epoch comes after it."""
     train = at_the_beginning_of_epochs
@@ -111,13 +122,17 @@ def test_a_run_that_had_ended_does_what_it_had_not_done_yet(tmp_path):
 
 
 def in_crews(ctx: elastix.Context) -> None:
-    """At the beginning of an epoch the last layer is halved, and a scheduler steps."""
+    """At the beginning of an epoch the last layer is halved, and a scheduler steps.
+
+    Whoever is lost is missed in the evaluation before that.
+    """
     model = crew_runs.build()
     crew_runs.parallelize(model, ctx.mesh)
     optimizer = crew_runs.adamw(model)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
     ctx.prepare(model, optimizer, scheduler)
     for epoch in ctx.loader(crew_runs.data(36), batch_size=12, slices=4).epochs(2):
+        ctx.evaluate(loss, crew_runs.data(8), batch_size=4)
         scheduler.step()
         with torch.no_grad():
             model.last.weight.mul_(0.5)
@@ -131,6 +146,7 @@ def in_crews(ctx: elastix.Context) -> None:
 LOST = {
     "all": [Kill(worker=worker, phase="computed", step=4) for worker in (0, 1)],
     "one": [Kill(worker=1, phase="computed", step=4)],
+    "one before the first step": [Kill(worker=1, phase="evaluate", step=0)],
 }
 
 

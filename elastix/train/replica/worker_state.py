@@ -177,7 +177,9 @@ class WorkerState:
         draws = any(name.startswith("@loader/") for name in state.meta)
         self.on_the_way = not self._at_boundary and draws and AT_BOUNDARY in state.meta
         # Who is given it at a boundary goes on from just there.
-        again = looked_at and state.meta["step"] > 0 and not (self._ended or self._at_boundary)
+        # At its first boundary a group may wait for others, before any step.
+        past = AT_BOUNDARY in state.meta or state.meta["step"] > 0
+        again = looked_at and past and not (self._ended or self._at_boundary)
         in_parts = isinstance(state.tensors, InParts)  # of which this process reads its own alone
         self._beginning = Beginning(state, self._tracked) if again and not in_parts else None
         self._tracked.adopt(state)
