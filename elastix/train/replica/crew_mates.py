@@ -185,11 +185,10 @@ class Mates:
             ConfigError: other places give other names.
         """
         values = dict(sorted(values.items()))  # other places may have them in another order
-        if not self.agree_on(repr(list(values))):
-            raise refusals.parted_in_mean()
-        stage, stages = self._along(PIPE)
-        if self.part[1] < 2 and stages < 2:
+        if self._alike:
             return values
+        self._look_at_names(values)
+        stage, stages = self._along(PIPE)
         counts = self.within and stage + 1 == stages
         mine = [v * self.within if counts else 0.0 for v in values.values()]
         sums = torch.tensor(mine, dtype=torch.float64, device="cpu")
@@ -197,6 +196,23 @@ class Mates:
         if stages > 1:
             self._inside.add_up(sums, PIPE)
         return dict(zip(values, sums.tolist(), strict=True))
+
+    def averaged(self, values: Mapping[str, float]) -> None:
+        """After the round: see `mean`, whose check can wait where it adds up nothing.
+
+        So places in another call are told which one it is.
+        """
+        if self._alike:
+            self._look_at_names(values)
+
+    @property
+    def _alike(self) -> bool:
+        """Whether all places have the same samples and layers, so that one can speak for all."""
+        return self.part[1] < 2 and self.stages < 2
+
+    def _look_at_names(self, values: Mapping[str, float]) -> None:
+        if not self.agree_on(repr(sorted(values))):
+            raise refusals.parted_in_mean()
 
     def agree(self, *numbers: int) -> bool:
         """Whether all places have called it with the same ones. Collective in the worker."""

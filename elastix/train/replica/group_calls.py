@@ -129,4 +129,7 @@ class GroupCalls:
         if samples is None:
             samples = 1 if self._state.on_the_way or not ratio else ratio.get(self._me, 0)
         work = GroupMean(kind, values, samples)
-        return work.means(self._state.together(work), empty)
+        result = self._state.together(work)
+        if mates is not None:
+            mates.averaged(values)
+        return work.means(result, empty)

@@ -83,9 +83,13 @@ def test_a_joiner_on_its_way_counts_by_itself(monkeypatch):
 
 
 def test_places_of_a_worker_first_agree_on_what_it_says(monkeypatch):
-    mates = SimpleNamespace(mean=lambda values: {name: 2 * v for name, v in values.items()})
+    seen = []
+    mates = SimpleNamespace(
+        mean=lambda values: {name: 2 * v for name, v in values.items()}, averaged=seen.append
+    )
     desk = Desk(monkeypatch, mates=mates)
     assert desk.calls.mean({"loss": 0.5}) == {"loss": (1.0, 1)}
+    assert seen == [{"loss": 1.0}]
 
 
 def test_one_process_clips_by_itself(monkeypatch):
