@@ -316,6 +316,14 @@ def passing_buffers(ctx):
         model.temperature.mul_(0.9)
 
 
+def warmed_up(ctx):
+    """A backward pass before the group is there, whose gradients nobody zeroes."""
+    model = net()
+    x, y = next(iter(torch.utils.data.DataLoader(samples(8), batch_size=8)))
+    F.cross_entropy(model(x), y).backward()
+    plain(ctx, model, torch.optim.SGD(model.parameters(), lr=0.1))
+
+
 def moved_after_steps(ctx):
     """By the loop itself: a teacher that stands still for autograd, averages, momenta, a buffer."""
     model = Tempered()
@@ -389,6 +397,7 @@ WORK = {
         noise_past_the_counters,
         buffers_changed_between_steps,
         passing_buffers,
+        warmed_up,
         moved_after_steps,
         compiled,
         inductor,

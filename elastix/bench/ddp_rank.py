@@ -39,6 +39,7 @@ from elastix.state import Stateful, raw_bytes
 from elastix.train.replica.context import Context
 from elastix.train.replica.evaluation import Evaluation, Metric
 from elastix.train.replica.learning_rate import RateScaling, hold_at_end
+from elastix.train.replica.tracked_objects import drop_gradients
 
 DIGESTS_AT = (4, 16, 64)
 """Batches drawn when parameters are compared: after the first optimizer steps."""
@@ -84,6 +85,7 @@ class DdpReplica:
             raise ConfigError("ctx.prepare needs a module, and is called once.")
         for module in self._modules:
             module.to(self.device)
+            drop_gradients([module])
             if any(p.requires_grad for p in module.parameters()):
                 self._wrapped.append(through_ddp(module))
         for other in objects:

@@ -372,9 +372,9 @@ class _Replica:
                 self.modules, others, self._replay.ancestor, self._replay.inherited["tensors"]
             )
         for parameter in self.parameters():
+            parameter.grad = None
             if parameter.requires_grad:
-                hook = self._ready
-                parameter.register_post_accumulate_grad_hook(hook)
+                parameter.register_post_accumulate_grad_hook(self._ready)
         for other in objects:
             if isinstance(other, torch.optim.Optimizer):
                 share_loss(other, self._mean_loss)

@@ -52,10 +52,11 @@ def test_what_cannot_be_exact_is_refused(tmp_path, way):
     assert len(steps) <= 1
 
 
-def test_who_comes_later_has_the_buffers_that_no_state_keeps(tmp_path):
+@pytest.mark.parametrize("way", ["passing_buffers", "warmed_up"])
+def test_who_comes_later_has_what_no_state_keeps(tmp_path, way):
     found = []  # the others wait for who comes in place of the lost one
     for kills in ([], [Kill(worker=1, phase="bucket", step=2)]):
-        directory, train = tmp_path / str(len(kills)), with_kills(Way("passing_buffers"), kills)
+        directory, train = tmp_path / str(len(kills)), with_kills(Way(way), kills)
         options = {"exact": True, "min_workers": 2, "replace": True}
         found.append(run_local(train, 2, directory=directory, **options))
     assert found[1].lost

@@ -226,7 +226,8 @@ class Context:
         """Join the group with a model, its optimizer, and whatever belongs to the State.
 
         The same objects come back, not wrappers. Modules are moved to the device, their gradients
-        averaged in `backward`, their buffers kept equal. Optimizers, schedulers, scalers and any
+        averaged in `backward`, their buffers kept equal; gradients of an earlier pass are dropped,
+        since whoever joins would have them anew. Optimizers, schedulers, scalers and any
         other object with state_dict and load_state_dict become part of the State. The first
         module is the main one: its tensors keep their plain names.
 

@@ -281,7 +281,7 @@ class Member:
             raise refusals.prepared_twice()
         live = self._tracked
         live.before_step = self._before_optimizer
-        live.prepare(objects, self.device)
+        warmed_up = live.prepare(objects, self.device)
         event = self._inheritance.prepared(live)
         if event is not None:
             self._replicated.emit(event)
@@ -308,6 +308,8 @@ class Member:
         self._steps.processor = processor
         self._driver.first_entry(layout, processor)
         self._steps.random.prepared()
+        if warmed_up and self.rank == 0:
+            logger.warning(refusals.GRADIENTS_DROPPED)
 
     def _make_reducer(self) -> Reducer:
         settings, exchange = self.settings, self.settings.exchange

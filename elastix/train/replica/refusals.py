@@ -20,6 +20,12 @@ MISSED_PASSES = (
     "they count as used and are not drawn again."
 )
 
+GRADIENTS_DROPPED = (
+    "ctx.prepare was given parameters that had gradients, of a backward pass before it. They were "
+    "dropped: a worker that joins, and a run that is continued, would add them to a later step. "
+    "Call optimizer.zero_grad() before ctx.prepare, and nothing is dropped."
+)
+
 PLAIN_LOADER = (
     "steps are made on batches of a torch DataLoader: each worker has all of them, so %d workers "
     "train on every sample that often in an epoch. Nobody counts them, and a worker that joins and "

@@ -7,7 +7,7 @@ Invariant: what a State holds for objects that do not exist yet is passed on as 
 """
 
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -93,8 +93,12 @@ class TrackedObjects:
         scalers = (o for o in self.others.values() if isinstance(o, torch.amp.GradScaler))
         return next((scaler for scaler in scalers if scaler.is_enabled()), None)
 
-    def prepare(self, objects: Sequence[Any], device: torch.device) -> None:
+    def prepare(self, objects: Sequence[Any], device: torch.device) -> bool:
         """Take in model, optimizer and the rest; modules go to the device.
+
+        Returns:
+            Whether there were gradients, of a pass before. They are in no State, so nobody keeps
+            them: whoever joins, or goes on from a stored State, would add them once more.
 
         Raises:
             ConfigError: there is no module, or an object could not be given to a joiner.
@@ -134,6 +138,7 @@ class TrackedObjects:
             if isinstance(other, torch.optim.Optimizer):
                 states.check_optimizer(other, names)
         _watch_optimizers(self)
+        return drop_gradients(modules)
 
     def close(self) -> None:
         """The run is over: steps of optimizers in this process are no affair of it any more."""
@@ -418,6 +423,14 @@ def _held(other: Stateful) -> list[Any]:
         else:
             kept += value if isinstance(value, list | tuple | set) else [value]
     return [one for one in kept if isinstance(one, torch.optim.Optimizer)]
+
+
+def drop_gradients(modules: Iterable[torch.nn.Module]) -> bool:
+    """Leave parameters without gradients, as a step begins; whether there were any."""
+    found = [p for module in modules for p in module.parameters() if p.grad is not None]
+    for parameter in found:
+        parameter.grad = None
+    return bool(found)
 
 
 def _watch_optimizers(live: TrackedObjects) -> None:
