@@ -316,6 +316,22 @@ def passing_buffers(ctx):
         model.temperature.mul_(0.9)
 
 
+def sharpness_aware(ctx):
+    """SAM: the gradient of each slice is that beside the parameters, uphill."""
+    model = net()
+    model, optimizer = ctx.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    named = dict(model.named_parameters())
+    for step in steps(ctx):
+        for x, y in step:
+            slope = torch.autograd.grad(F.cross_entropy(model(x), y), list(named.values()))
+            uphill = 0.05 / torch.stack([part.norm() for part in slope]).norm()
+            pairs = zip(named.items(), slope, strict=True)
+            beside = {name: p + uphill * part for (name, p), part in pairs}
+            F.cross_entropy(torch.func.functional_call(model, beside, (x,)), y).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
 def warmed_up(ctx):
     """A backward pass before the group is there, whose gradients nobody zeroes."""
     model = net()
@@ -397,6 +413,7 @@ WORK = {
         noise_past_the_counters,
         buffers_changed_between_steps,
         passing_buffers,
+        sharpness_aware,
         warmed_up,
         moved_after_steps,
         compiled,
@@ -516,6 +533,24 @@ def checkpointing_later(ctx):
         model.reentrant = True
 
 
+def sharpness_aware_in_place(ctx):
+    """SAM as it is mostly written: the parameters themselves are moved uphill and back."""
+    model = net()
+    model, optimizer = ctx.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    for step in steps(ctx):
+        for x, y in step:
+            F.cross_entropy(model(x), y).backward()
+        moved = [0.05 * parameter.grad for parameter in model.parameters()]
+        with torch.no_grad():
+            torch._foreach_add_(list(model.parameters()), moved)
+        optimizer.zero_grad()
+        for x, y in step:
+            F.cross_entropy(model(x), y).backward()
+        with torch.no_grad():
+            torch._foreach_sub_(list(model.parameters()), moved)
+        optimizer.step()
+
+
 def hooked_late(ctx):
     """Gradients were taken when the hook puts others in their place."""
 
@@ -545,6 +580,7 @@ REFUSED = {
     no_loader: "outside of the slices",
     between_steps: "outside of the slices",
     lbfgs: "outside of the slices",
+    sharpness_aware_in_place: "iterated a second time",
     accumulated: "ctx.accumulate",
     changed_by_forward: "parameter 0.weight was changed within the loop",
     nondeterministic: "put_: torch has no implementation",

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from elastix.config import CheckpointConfig, RestoreConfig
 from elastix.data.audit import audit
 from elastix.errors import ConfigError, NotFound, TrainError
-from elastix.events import Resumed, StateDropped, StateNotStored, StateStored
+from elastix.events import Reported, Resumed, StateDropped, StateNotStored, StateStored
 from elastix.observe import journal
 from elastix.state import State
 from elastix.store import Store
@@ -412,3 +412,31 @@ def test_journal_lines_say_what_happened(tmp_path):
     stored = [line for line in lines if line["event"] == "StateStored"]
     assert {"ref", "step", "reason", "stored_bytes", "store_s", "stall_s"} <= set(stored[0])
     assert torch.tensor([line["stored_bytes"] for line in stored[:3]]).gt(0).all()
+
+
+def counts_in_passing(ctx):
+    """In a buffer that is in no State, and in one that is in all."""
+    model = torch.nn.Linear(4, 1)
+    model.register_buffer("passing", torch.zeros(()), persistent=False)
+    model.register_buffer("lasting", torch.zeros(()))
+    model, optimizer = ctx.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    rows = torch.rand(24, 4, generator=torch.Generator().manual_seed(1))
+    for epoch in ctx.loader(torch.utils.data.TensorDataset(rows), batch_size=8).epochs(2):
+        for (x,) in epoch:
+            optimizer.zero_grad()
+            model(x).mean().backward()
+            optimizer.step()
+            model.passing += 1
+            model.lasting += 1
+            ctx.report(passing=model.passing, lasting=model.lasting, worker=ctx.worker)
+
+
+def test_buffers_that_no_state_dict_has_begin_anew_where_a_stored_state_goes_on(tmp_path):
+    doomed = with_kills(counts_in_passing, [Kill(worker=0, phase="bucket", step=4)])
+    checkpoint = CheckpointConfig(every_steps=1)
+    result = run_local(doomed, 1, directory=tmp_path, checkpoint=checkpoint, replace=True)
+    (resumed,) = of(Resumed, result.events)
+    last = of(Reported, result.events)[-1].metrics
+    assert last["worker"] > 0
+    assert last["lasting"] == 6
+    assert last["passing"] == 6 - resumed.step

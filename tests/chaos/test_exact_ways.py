@@ -65,10 +65,14 @@ def test_who_comes_later_has_what_no_state_keeps(tmp_path, way):
     assert other_digest == digest
 
 
-def test_a_step_that_is_done_again_moves_nothing_twice(tmp_path):
+NOISE = ["noise_before_slices", "noise_past_the_counters"]
+
+
+@pytest.mark.parametrize("way", ["moved_after_steps", *NOISE])
+def test_a_step_that_is_done_again_moves_nothing_twice(tmp_path, way):
     found = []
     for kills in ([], [Kill(worker=1, phase="bucket", step=3)]):
-        directory, train = tmp_path / str(len(kills)), with_kills(Way("moved_after_steps"), kills)
+        directory, train = tmp_path / str(len(kills)), with_kills(Way(way), kills)
         found.append(run_local(train, 3, directory=directory, exact=True, recovery="rollback"))
     assert found[1].lost
     (digest, tensors), (other_digest, others) = map(final, found)
@@ -76,8 +80,8 @@ def test_a_step_that_is_done_again_moves_nothing_twice(tmp_path):
     assert other_digest == digest
 
 
-@pytest.mark.parametrize("way", ["noise_before_slices", "noise_past_the_counters"])
-def test_a_step_that_cannot_be_done_again_ends_the_run(tmp_path, way):
-    train = with_kills(Way(way), [Kill(worker=1, phase="bucket", step=3)])
-    with pytest.raises(TrainError, match="step 4, which has to be done again"):
+@pytest.mark.parametrize("way", NOISE)
+def test_in_the_first_of_all_steps_that_is_not_known_yet_and_ends_the_run(tmp_path, way):
+    train = with_kills(Way(way), [Kill(worker=1, phase="bucket", step=0)])
+    with pytest.raises(TrainError, match="step 1, which has to be done again"):
         run_local(train, 3, directory=tmp_path, exact=True, recovery="rollback")

@@ -10,6 +10,12 @@ only what is cheap to copy is (`outline`); the rest is when a step turns out voi
 what it was when the step began (`fill_in`). Whether it is, version counters tell, and a few
 elements, since `tensor.data` goes past these.
 
+Hardly any loop changes parameters before its backward pass. So they are copied when a step turns
+out void, and only where a loop does so, and steps may be void often, when each step begins.
+
+A further pass on a batch is a step that is not done again: the loop goes on after it. Nothing is
+put back for it.
+
 Not here: buffers (comm.gradients.buffer_bucket) and samples (data.loader).
 """
 
@@ -63,15 +69,55 @@ class Rewind:
 
     Attributes:
         due: the step since then is void.
+        first: no step was left since then; False before the first boundary.
     """
 
     def __init__(self) -> None:
         self.due = False
+        self.first = False
         self._kept: dict[str, Any] = {}
         self._outlines: dict[str, _Outline] = {}
         self._tensors: list[tuple[torch.Tensor, torch.Tensor]] = []  # and what was in them
         self._slots: list[tuple[torch.optim.Optimizer, Any, dict[str, Any]]] = []
         self._again = False  # the step has to begin with just these
+        self._parameters: list[torch.nn.Parameter] = []
+        self._versions: list[int] = []  # of these, at the boundary
+        self._samples: list[tuple[torch.Tensor, torch.Tensor]] = []  # of the first and the last
+        self._copies: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self._moves = False  # the loop changes parameters between a boundary and its first pass
+
+    def prepared(self, modules: Iterable[torch.nn.Module]) -> None:
+        """The parameters of these are what the loop may change."""
+        self._parameters = list({id(p): p for m in modules for p in m.parameters()}.values())
+
+    def set_out(self, *, copies: bool) -> None:
+        """A step begins from here.
+
+        Args:
+            copies: parameters are copied, if this loop changes them before its backward pass.
+        """
+        self.first = True
+        self._copies = _copied(self._parameters) if copies and self._moves else []
+        self._versions = [parameter._version for parameter in self._parameters]
+        ends = self._parameters[:: max(1, len(self._parameters) - 1)]
+        self._samples = [(parameter, sample_of(parameter)) for parameter in ends]
+
+    def left(self, *, copies: bool) -> None:
+        """A step counts. Whether the loop changes parameters before it shows in the first.
+
+        Args:
+            copies: see `set_out`.
+        """
+        if copies and self.first and not self._moves:
+            self._moves = self._moved
+        self.first = False
+
+    @property
+    def _moved(self) -> bool:
+        """Whether parameters have changed since the boundary."""
+        if self._versions != [parameter._version for parameter in self._parameters]:
+            return True
+        return not all(_same(sample_of(parameter), sample) for parameter, sample in self._samples)
 
     def keep(self, others: Mapping[str, Stateful]) -> None:
         """Remember `others` as they are: optimizers but for their tensors, the rest whole."""
@@ -108,24 +154,18 @@ class Rewind:
                 return name
         return None
 
-    def keep_tensors(
-        self,
-        modules: Iterable[torch.nn.Module],
-        others: Iterable[Stateful],
-        *,
-        again: bool,
-    ) -> None:
-        """Remember parameters, and an optimizer's tensors, as they are.
-
-        On the CPU: other memory may have no room for a copy.
+    def keep_tensors(self, others: Iterable[Stateful], *, again: bool) -> bool:
+        """The first step since `set_out` is void: parameters and an optimizer's tensors as then.
 
         Args:
-            modules: whose.
             others: optimizers are among them.
             again: the slices of the void step have to be computed again from just these.
+
+        Returns:
+            Whether they can be put back: not if parameters have changed since, and were not copied.
+            Where `again` is set it is found out later; see `begins_otherwise`.
         """
-        self._again = again
-        parameters = {id(p): p for module in modules for p in module.parameters()}
+        self._again = again and not self._copies
         self._slots = [
             (other, key, dict(slot))
             for other in others
@@ -135,10 +175,10 @@ class Rewind:
         ]
         values = [value for *_, slot in self._slots for value in slot.values()]
         moments = [value for value in values if isinstance(value, torch.Tensor)]
-        self._tensors = [
-            (tensor, tensor.detach().to("cpu", copy=True))
-            for tensor in (*parameters.values(), *moments)
-        ]
+        kept = bool(self._copies) or self._again or not self._moved
+        self._tensors = [*(self._copies or _copied(self._parameters)), *_copied(moments)]
+        self._copies = []
+        return kept
 
     def begins_otherwise(self) -> bool:
         """Whether the slices of a step that is done again begin with other tensors than before.
@@ -174,6 +214,11 @@ class Rewind:
                 other.load_state_dict(copy.deepcopy(kept))
         if not self._again:
             self.forget_tensors()
+
+
+def _copied(tensors: Iterable[torch.Tensor]) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """On the CPU: other memory may have no room for a copy."""
+    return [(tensor, tensor.detach().to("cpu", copy=True)) for tensor in tensors]
 
 
 class _Changed(Exception):

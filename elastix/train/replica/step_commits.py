@@ -118,6 +118,7 @@ class StepCommits:
         """The objects are tracked, and their gradients are averaged by `reducer`."""
         self._reducer, self._thread = reducer, threading.get_ident()
         self.checks.prepared(reducer)
+        self.rewind.prepared(self._tracked.modules.values())
         plain_loaders.watch()
 
     def state_dict(self) -> dict[str, Any]:
@@ -201,6 +202,8 @@ class StepCommits:
             self.rewind.keep(self._tracked.others)
         elif self._settings.may_void:
             self.rewind.outline(self._tracked.others)
+        if self._settings.may_void:
+            self.rewind.set_out(copies=self._settings.rewinds_exactly)
         if self._reducer is not None:
             self._reducer.set_out()
 
@@ -378,6 +381,7 @@ class StepCommits:
             self._void(verdict)
             return
         self._tracked.void = False
+        self.rewind.left(copies=self._settings.rewinds_exactly)
         self.level_due = agreed.level
         if self.slices.step is not None:
             self._turns.append(self.slices.step.loader.number)
@@ -439,13 +443,8 @@ class StepCommits:
         """
         self.window.void()
         self.slices.step = None
-        changed = None
-        if not self._settings.rewinds_exactly:
-            changed = self.rewind.fill_in(self._tracked.others)
-        again = self._settings.exact and alarm is None
-        kept = self._tracked.modules.values(), self._tracked.others.values()
-        self.rewind.keep_tensors(*kept, again=again)
-        self.rewind.due = self._tracked.void = True
+        changed = self._keep_for_rewind(again=self._settings.exact and alarm is None)
+        self._tracked.void = True
         if self._reducer is not None:
             overflow = self._tracked.scaler is not None  # which is what it takes them for
             self._reducer.stand_in(math.inf if overflow else 0.0)
@@ -461,6 +460,22 @@ class StepCommits:
                 self._end(error)
         if changed is not None:
             self._end(refusals.would_change_twice(changed, self.step + 1))
+
+    def _keep_for_rewind(self, *, again: bool) -> str | None:
+        """What was changed since the boundary and cannot be put back to what it was; None: nothing.
+
+        Args:
+            again: slices are computed again.
+        """
+        if not self.rewind.first:
+            return None  # a further pass on a batch: the loop goes on, and does nothing again
+        others, changed = self._tracked.others, None
+        if not self._settings.rewinds_exactly:
+            changed = self.rewind.fill_in(others)
+        if not self.rewind.keep_tensors(others.values(), again=again):
+            changed = changed or "a parameter of the model"
+        self.rewind.due, self.rewind.first = True, False
+        return changed
 
     def _check_beginning(self) -> None:
         """The slices of a step are about to be computed: from the tensors of the first time.

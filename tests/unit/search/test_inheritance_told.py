@@ -10,7 +10,8 @@ from elastix.observe import journal
 from elastix.search.executors.serial import Local
 from elastix.train.replica.solo import run_alone
 from tests.search_parts import SPACE, Net, accuracy, data
-from tests.unit.train.test_solo import Keeps, settings
+from tests.unit.train.solo import solo
+from tests.unit.train.test_solo import Keeps
 
 
 def learns(ctx, inherits):
@@ -80,7 +81,7 @@ def test_a_run_that_has_an_ancestor_says_that_it_was_not_asked_for(tmp_path, has
     events, keeps = [], Keeps()
     keeps.has_ancestor = has_ancestor
     run_alone(
-        lambda ctx: ctx.prepare(Net(1)), {}, settings(tmp_path, model_source=keeps), events.append
+        lambda ctx: ctx.prepare(Net(1)), {}, solo(tmp_path, model_source=keeps), events.append
     )
     assert any(isinstance(event, AncestorIgnored) for event in events) == has_ancestor
 

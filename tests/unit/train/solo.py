@@ -6,4 +6,5 @@ from elastix.train.replica.link import Settings
 
 def solo(directory, **options):
     terms = {"run": "solo", "min_workers": 1, "alone": True, "seed": 3}
-    return Settings(directory=directory, checkpoint=CheckpointConfig(), **{**terms, **options})
+    known = {"directory": directory, "checkpoint": CheckpointConfig()}
+    return Settings(**{**terms, **known, **options})

@@ -14,7 +14,7 @@ from elastix.train.replica.context import Context
 from elastix.train.replica.solo import run_alone
 from elastix.train.replica.tracked_objects import TrackedObjects
 from tests.continual import train
-from tests.unit.train.test_solo import settings
+from tests.unit.train.solo import solo
 
 
 def scored(ctx):
@@ -40,7 +40,7 @@ def test_a_child_rehearses_what_its_parent_has_kept(tmp_path):
         source = TrialModelSource(terms, number, {}, parent=refs.get(parent))
         config = {"keep": "samples", "tasks": tasks, "log": str(tmp_path / name), "inherits": True}
         events = []
-        own = settings(tmp_path, model_source=source, run=name)
+        own = solo(tmp_path, model_source=source, run=name)
         outcome = run_alone(scored, config, own, events.append)
         assert outcome.kind == "finished", outcome.error
         (refs[name],) = (event.ref for event in events if isinstance(event, StateStored))

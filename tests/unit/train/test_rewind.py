@@ -192,13 +192,21 @@ def test_so_is_one_that_is_a_module():
     assert rewind.fill_in({"average": average}) == "average"
 
 
+def set_out(model):
+    rewind = Rewind()
+    rewind.prepared([model])
+    rewind.set_out(copies=False)
+    return rewind
+
+
 def test_parameters_and_moments_are_as_when_the_step_turned_out_void():
-    model, rewind = torch.nn.Linear(2, 1), Rewind()
+    model = torch.nn.Linear(2, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     model(torch.ones(1, 2)).sum().backward()
     optimizer.step()
     was = copy.deepcopy((model.state_dict(), optimizer.state_dict()["state"]))
-    rewind.keep_tensors([model], [optimizer], again=False)
+    rewind = set_out(model)
+    assert rewind.keep_tensors([optimizer], again=False)
     rewind.due = True
     with torch.no_grad():
         model.weight.data.mul_(0.9)
@@ -227,8 +235,9 @@ def test_a_state_that_is_made_anew_whenever_it_is_asked_for_is_put_back():
 
 @pytest.mark.parametrize("given", [True, False])
 def test_a_step_that_is_done_again_may_begin_with_a_state_that_has_come_since(given):
-    model, rewind = torch.nn.Linear(2, 1), Rewind()
-    rewind.keep_tensors([model], [], again=True)
+    model = torch.nn.Linear(2, 1)
+    rewind = set_out(model)
+    assert rewind.keep_tensors([], again=True)
     rewind.due = True
     rewind.restore({})
     with torch.no_grad():
@@ -236,3 +245,30 @@ def test_a_step_that_is_done_again_may_begin_with_a_state_that_has_come_since(gi
     if given:
         rewind.forget_tensors()
     assert rewind.begins_otherwise() is not given
+
+
+@pytest.mark.parametrize("past_the_counters", [True, False])
+def test_parameters_that_change_before_the_step_turns_out_void_are_named_or_copied(
+    past_the_counters,
+):
+    model = torch.nn.Linear(2, 1)
+    rewind = set_out(model)
+
+    def step():
+        with torch.no_grad():
+            weight = model.weight.data if past_the_counters else model.weight
+            weight.mul_(0.9)
+
+    step()
+    assert not rewind.keep_tensors([], again=False)
+    rewind.set_out(copies=True)
+    step()
+    rewind.left(copies=True)  # so they are copied from now on
+    was = model.weight.clone()
+    rewind.set_out(copies=True)
+    step()
+    assert rewind.keep_tensors([], again=True)
+    rewind.due = True
+    rewind.restore({})
+    assert torch.equal(model.weight, was)
+    assert not rewind.begins_otherwise()

@@ -21,14 +21,9 @@ from elastix.search.model_sources import InheritTerms, StoreDirectory, TrialMode
 from elastix.search.trial import Objectives
 from elastix.state import State
 from elastix.train.checkpoint.saver import Saver
-from elastix.train.replica.link import Settings
 from elastix.train.replica.solo import run_alone
 from tests.search_parts import Net, accuracy, data
-
-
-def settings(tmp_path, **fields):
-    common = {"directory": tmp_path, "run": "solo", "min_workers": 1, "alone": True}
-    return Settings(**{**common, "seed": 3, "checkpoint": CheckpointConfig(), **fields})
+from tests.unit.train.solo import solo
 
 
 class Keeps:
@@ -79,7 +74,7 @@ def test_it_gives_bit_for_bit_what_plain_torch_gives(tmp_path):
     models, events = [], []
     keeps = Keeps()
     outcome = run_alone(
-        train, {"models": models}, settings(tmp_path, model_source=keeps), events.append
+        train, {"models": models}, solo(tmp_path, model_source=keeps), events.append
     )
     assert (outcome.kind, outcome.epochs, outcome.step) == ("finished", 3, 9)
     torch.manual_seed(3)
@@ -106,7 +101,7 @@ def test_a_run_that_is_over_costs_later_ones_nothing(tmp_path):
     try:
         before = len(hooks)
         for _ in range(3):
-            run_alone(train, {"models": []}, settings(tmp_path), print)
+            run_alone(train, {"models": []}, solo(tmp_path), print)
         assert len(hooks) <= before
     finally:
         gc.enable()
@@ -135,7 +130,7 @@ def test_a_run_that_is_over_keeps_no_model(tmp_path, how):
         if how == "evaluates":
             ctx.evaluate(lambda m, b: accuracy(m, (b[0].double(), b[1])), data(), batch_size=32)
 
-    outcome = run_alone(train, {}, settings(tmp_path), print)
+    outcome = run_alone(train, {}, solo(tmp_path), print)
     assert outcome.kind == ("raised" if how.startswith("raises") else "finished"), outcome.summary
     gc.collect()
     assert [model() for model in models] == [None]
@@ -144,13 +139,13 @@ def test_a_run_that_is_over_keeps_no_model(tmp_path, how):
 def test_one_that_goes_on_from_a_state_compares_it_with_nobodys(tmp_path, monkeypatch):
     """Each trial that was paused left a thread behind, with a copy of its State."""
     first = Keeps()
-    run_alone(train, {"models": []}, settings(tmp_path, model_source=first, until_reports=1), print)
+    run_alone(train, {"models": []}, solo(tmp_path, model_source=first, until_reports=1), print)
     ((state, _, reason),) = first.left
     assert reason == "paused"
     monkeypatch.setattr(Saver, "save", lambda *_: pytest.fail("a copy was taken"))
     before = threading.enumerate()
     again = Keeps(state)
-    outcome = run_alone(train, {"models": []}, settings(tmp_path, model_source=again), print)
+    outcome = run_alone(train, {"models": []}, solo(tmp_path, model_source=again), print)
     assert (outcome.kind, outcome.epochs) == ("finished", 3)
     assert threading.enumerate() == before
 
@@ -161,7 +156,7 @@ def test_no_socket_is_opened(tmp_path, monkeypatch):
 
     monkeypatch.setattr(socket, "socket", refuse)
     before = threading.active_count()
-    outcome = run_alone(train, {"models": []}, settings(tmp_path, model_source=Keeps()), print)
+    outcome = run_alone(train, {"models": []}, solo(tmp_path, model_source=Keeps()), print)
     assert outcome.kind == "finished"
     assert threading.active_count() == before
 
@@ -171,29 +166,27 @@ def test_no_socket_is_opened(tmp_path, monkeypatch):
 def test_without_a_heritage_nothing_is_kept_and_nobody_is_waited_for(tmp_path, wait):
     checkpoint = CheckpointConfig(every_steps=2, wait=wait)
     events = []
-    outcome = run_alone(
-        train, {"models": []}, settings(tmp_path, checkpoint=checkpoint), events.append
-    )
+    outcome = run_alone(train, {"models": []}, solo(tmp_path, checkpoint=checkpoint), events.append)
     assert (outcome.kind, outcome.step) == ("finished", 9)
     assert not [event for event in events if isinstance(event, StateStored)]
 
 
 def test_reports_need_no_model(tmp_path):
     events = []
-    outcome = run_alone(lambda ctx: ctx.report(score=1.5), {}, settings(tmp_path), events.append)
+    outcome = run_alone(lambda ctx: ctx.report(score=1.5), {}, solo(tmp_path), events.append)
     assert outcome.kind == "finished"
     assert [e.metrics for e in events if isinstance(e, Reported)] == [{"score": 1.5}]
 
 
 def test_a_pause_ends_at_the_boundary_after_a_report(tmp_path):
     keeps, events = Keeps(), []
-    paused = settings(tmp_path, model_source=keeps, until_reports=2)
+    paused = solo(tmp_path, model_source=keeps, until_reports=2)
     outcome = run_alone(train, {"models": []}, paused, events.append)
     assert (outcome.kind, outcome.paused, outcome.step) == ("finished", True, 6)
     state, epochs, reason = keeps.left[0]
     assert (epochs, reason, state.meta["reports"]) == (2, "paused", 2)
     events.clear()
-    rest = settings(tmp_path, model_source=Keeps(state))
+    rest = solo(tmp_path, model_source=Keeps(state))
     outcome = run_alone(train, {"models": []}, rest, events.append)
     assert (outcome.kind, outcome.paused, outcome.step) == ("finished", False, 9)
     assert [(e.seq, e.metrics) for e in events if isinstance(e, Reported)] == [(2, {"epoch": 2})]
@@ -208,7 +201,7 @@ def test_without_a_model_a_pause_ends_at_the_report_itself(tmp_path):
             ctx.report(epoch=epoch)
         after.append(ctx)
 
-    paused = settings(tmp_path, model_source=keeps, until_reports=2)
+    paused = solo(tmp_path, model_source=keeps, until_reports=2)
     outcome = run_alone(reports, {}, paused, events.append)
     assert (outcome.kind, outcome.paused, outcome.epochs) == ("finished", True, 2)
     assert [e.metrics["epoch"] for e in events if isinstance(e, Reported)] == [0, 1]
@@ -233,7 +226,7 @@ def test_a_loop_that_nobody_can_pause_is_told_how_it_could_be(tmp_path, marks):
             ctx.report(more=epoch)  # two reports with no step between them are no harm
 
     keeps = Keeps()
-    paused = settings(tmp_path, model_source=keeps, until_reports=3)
+    paused = solo(tmp_path, model_source=keeps, until_reports=3)
     outcome = run_alone(own_loop, {}, paused, print)
     if marks:
         assert (outcome.kind, outcome.paused, len(keeps.left)) == ("finished", True, 1)
@@ -251,7 +244,7 @@ def test_halted_between_steps(tmp_path):
         ctx.on_phase(lambda name, step: halt.set() if (name, step) == ("round", 1) else None)
         train(ctx)
 
-    outcome = run_alone(stops, {"models": []}, settings(tmp_path), print, halted=halt.is_set)
+    outcome = run_alone(stops, {"models": []}, solo(tmp_path), print, halted=halt.is_set)
     assert (outcome.kind, outcome.step) == ("halted", 1)
 
 
@@ -266,7 +259,7 @@ def test_inheriting_comes_before_prepare_and_is_told(tmp_path):
         ctx.inherit(model)
 
     keeps = Keeps()
-    outcome = run_alone(inherits, {}, settings(tmp_path, model_source=keeps), events.append)
+    outcome = run_alone(inherits, {}, solo(tmp_path, model_source=keeps), events.append)
     assert keeps.warmed == ("0" * 64, [""], ["rng"])
     assert isinstance(outcome.error, ConfigError)
     assert "ctx.inherit" in str(outcome.error)
@@ -275,7 +268,7 @@ def test_inheriting_comes_before_prepare_and_is_told(tmp_path):
 
 def test_inherit_is_nothing_outside_of_a_campaign(tmp_path):
     found = []
-    run_alone(lambda ctx: found.append(ctx.inherit(Net(1))), {}, settings(tmp_path), print)
+    run_alone(lambda ctx: found.append(ctx.inherit(Net(1))), {}, solo(tmp_path), print)
     assert found == [None]
 
 
@@ -309,7 +302,7 @@ def test_a_child_of_the_same_architecture_goes_on_as_if_nothing_had_ended(tmp_pa
         [("whole", 2, None), ("parent", 1, None), ("child", 1, "parent")]
     ):
         model_source = TrialModelSource(terms, number, {}, parent=refs.get(parent))
-        own = settings(tmp_path, model_source=model_source, run=name)
+        own = solo(tmp_path, model_source=model_source, run=name)
         events = []
         assert run_alone(epochs, {"epochs": passes}, own, events.append).kind == "finished"
         (refs[name],) = (event.ref for event in events if isinstance(event, StateStored))
@@ -326,7 +319,7 @@ def test_ctrl_c_is_not_taken_for_the_train_functions_own(tmp_path):
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        run_alone(interrupted, {}, settings(tmp_path), print)
+        run_alone(interrupted, {}, solo(tmp_path), print)
 
 
 def test_evaluation(tmp_path):
@@ -337,9 +330,7 @@ def test_evaluation(tmp_path):
         found.append(ctx.evaluate(accuracy, data(), batch_size=40))
         found.append((ctx.rank, ctx.world_size))
 
-    assert (
-        run_alone(evaluates, {}, settings(tmp_path, model_source=Keeps()), print).kind == "finished"
-    )
+    assert run_alone(evaluates, {}, solo(tmp_path, model_source=Keeps()), print).kind == "finished"
     assert 0 <= found[0]["accuracy"] <= 1
     assert found[1] == (0, 1)
 
@@ -360,7 +351,7 @@ def test_an_evaluation_that_cannot_be_is_refused(tmp_path, said, given):
         ctx.prepare(Net(1))
         ctx.evaluate(**{"metric": accuracy, "dataset": data(), "batch_size": 4, **given})
 
-    outcome = run_alone(evaluates, {}, settings(tmp_path, model_source=Keeps()), print)
+    outcome = run_alone(evaluates, {}, solo(tmp_path, model_source=Keeps()), print)
     assert isinstance(outcome.error, ConfigError)
     assert said in str(outcome.error)
 
@@ -391,7 +382,7 @@ def test_what_workers_do_together_has_no_place_in_a_metric(tmp_path, call):
 
         ctx.evaluate(metric, data(), batch_size=4)
 
-    outcome = run_alone(evaluates, {}, settings(tmp_path, model_source=Keeps()), print)
+    outcome = run_alone(evaluates, {}, solo(tmp_path, model_source=Keeps()), print)
     assert isinstance(outcome.error, ConfigError)
     assert call in str(outcome.error)
     assert "by the metric" in str(outcome.error)
@@ -415,7 +406,7 @@ def test_buffers_are_copied_only_where_a_step_may_be_void(tmp_path, monkeypatch)
     copies = []
     monkeypatch.setattr(BufferBucket, "remember", copies.append)
     config = {"models": [], "data": TensorDataset(torch.rand(12, 4)), "bad": -1.0}
-    run_alone(normed, config, settings(tmp_path), [].append)
+    run_alone(normed, config, solo(tmp_path), [].append)
     assert copies == []
 
 
@@ -452,7 +443,7 @@ def test_a_backward_pass_reads_few_values(tmp_path, kind, number):
             optimizer.zero_grad()
             ctx.boundary()
 
-    outcome = run_alone(steps, {}, settings(tmp_path), [].append)
+    outcome = run_alone(steps, {}, solo(tmp_path), [].append)
     assert outcome.traceback == ""
     assert {len(reads) for reads in found} == {number}
 
@@ -483,7 +474,7 @@ def test_a_buffer_that_moves_while_backward_goes_on_keeps_what_it_was_given(tmp_
             optimizer.zero_grad()
             ctx.boundary()
 
-    outcome = run_alone(steps, {}, settings(tmp_path), [].append)
+    outcome = run_alone(steps, {}, solo(tmp_path), [].append)
     assert outcome.traceback == ""
     assert found == [1, 2, 3, 4]
 
@@ -491,10 +482,10 @@ def test_a_buffer_that_moves_while_backward_goes_on_keeps_what_it_was_given(tmp_
 def test_a_void_step_leaves_no_trace_in_buffers(tmp_path):
     rows = torch.rand(12, 4, generator=torch.Generator().manual_seed(1))
     config = {"models": [], "bad": float(rows[4, 0])}
-    guarded = settings(tmp_path, guard=Guard())
+    guarded = solo(tmp_path, guard=Guard())
     run_alone(normed, {**config, "data": TensorDataset(rows)}, guarded, [].append)
     good = TensorDataset(torch.cat([rows[:4], rows[8:]]))
-    run_alone(normed, {**config, "data": good}, settings(tmp_path), [].append)
+    run_alone(normed, {**config, "data": good}, solo(tmp_path), [].append)
     one, other = (model.state_dict() for model in config["models"])
     assert {name: value.tolist() for name, value in one.items()} == {
         name: value.tolist() for name, value in other.items()
@@ -510,6 +501,6 @@ def test_a_mean_of_one_is_its_own_and_what_is_no_number_is_refused(tmp_path):
             with pytest.raises(ConfigError):
                 ctx.mean(**wrong)
 
-    outcome = run_alone(train, {}, settings(tmp_path), print)
+    outcome = run_alone(train, {}, solo(tmp_path), print)
     assert outcome.kind == "finished", outcome
     assert found == [{"loss": 2.0, "n": 3.0}]
