@@ -148,6 +148,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=lines)
     parser.add_argument("store", nargs="?", help="directory; a new temporary one by default")
     path = Path(parser.parse_args().store or tempfile.mkdtemp(prefix="elastix-"))
+    with elastix.Store(path):
+        pass  # it can be made, or says why not before anything is started
     if not ray.is_initialized():
         ray.init(log_to_driver=False)
     campaign = search(path)

@@ -12,6 +12,8 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from examples.search_then_train import main
+from jobs import recipes
 
 if __name__ == "__main__":
-    sys.exit(main())
+    with recipes.told():
+        sys.exit(main())

@@ -9,7 +9,6 @@ The same name and store go on where a stopped or killed job was.
 import sys
 from pathlib import Path
 
-import ray
 import typer
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -24,11 +23,9 @@ def main(
     seed: int = 0,
 ) -> None:
     """Run a recipe on the cluster of this job, or on a local one."""
-    with recipes.told():  # what is wrong with them is told before Ray starts
+    with recipes.told():  # what is wrong with them, or with the store, is told before Ray starts
         run = recipes.run_config(recipe, "search", name, store, seed)
-        made = recipes.load(recipe, "campaign").campaign(run)
-    ray.init()
-    found = made.run()
+        found = recipes.load(recipe, "campaign").campaign(run).run()
     print(found.best)
 
 

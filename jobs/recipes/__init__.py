@@ -17,7 +17,7 @@ from elastix.commands.output import complain
 from elastix.commands.run import load as load_file
 from elastix.commands.run import run_config as named_run
 from elastix.config import RunConfig
-from elastix.errors import ConfigError
+from elastix.errors import ConfigError, ElastixError
 
 
 def names() -> list[str]:
@@ -66,9 +66,9 @@ def run_config(recipe: str, kind: str, name: str, store: str, seed: int) -> RunC
 
 @contextmanager
 def told() -> Iterator[None]:
-    """End the program with what a ConfigError says, and without its traceback."""
+    """End the program with what an error of elastix says, and without its traceback."""
     try:
         yield
-    except ConfigError as error:
+    except ElastixError as error:
         complain(str(error))
-        sys.exit(2)
+        sys.exit(2 if isinstance(error, ConfigError) else 1)

@@ -1,10 +1,11 @@
 """Every recipe makes what jobs/train.py and jobs/search.py ask it for. Nothing is started."""
 
 import pytest
+import ray
 
 import elastix
-from elastix.errors import ConfigError
-from jobs import recipes
+from elastix.errors import ConfigError, StoreError
+from jobs import recipes, search, train
 
 
 @pytest.mark.parametrize("name", recipes.names())
@@ -26,3 +27,24 @@ def test_a_recipe_without_what_is_wanted_of_it_is_refused(tmp_path):
     recipes.load(str(tmp_path / "mine.py"), "trainer")
     with pytest.raises(ConfigError, match=r"mine.py' has no function campaign\(run\)"):
         recipes.load(str(tmp_path / "mine.py"), "campaign")
+
+
+@pytest.mark.parametrize("job", [train, search])
+def test_a_store_that_cannot_be_made_is_told_in_a_line_before_ray_starts(
+    tmp_path, monkeypatch, capsys, job
+):
+    (tmp_path / "file").write_text("in its way")
+    monkeypatch.setattr(ray, "init", lambda *_, **__: pytest.fail("Ray was started"))
+    with pytest.raises(SystemExit) as ended:
+        job.main("digits", str(tmp_path / "file" / "store"), "", 0)
+    assert ended.value.code == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "Not a directory" in line
+
+
+def test_so_is_one_of_which_only_a_part_can_be_made(tmp_path, monkeypatch):
+    (tmp_path / "index.sqlite").mkdir()
+    monkeypatch.setattr(ray, "init", lambda *_, **__: pytest.fail("Ray was started"))
+    run = elastix.RunConfig(name="run", store=str(tmp_path))
+    with pytest.raises(StoreError):
+        recipes.load("digits", "trainer").trainer(run).fit()

@@ -23,6 +23,7 @@ from elastix.observe.progress import Progress
 from elastix.observe.ray_death_messages import Deaths, GroupDeaths
 from elastix.observe.run_lock import DRIVER_LOCK, Lock, holder
 from elastix.observe.timeline import merge
+from elastix.store import Store
 from elastix.train.on_ray import takeover
 from elastix.train.on_ray.actor_classes import as_actor
 from elastix.train.on_ray.controller import Controller, RunRequest
@@ -70,6 +71,9 @@ class Launch:
                 if not self._asked.run.detached:
                     raise
                 refusal = conflict  # unless it can be attached to
+            if not self._asked.run.detached:
+                with Store(self._asked.run.store):
+                    pass  # it can be written, or says why not before anything is started
             if not ray.is_initialized():
                 find_or_start_ray()
                 held.callback(ray.shutdown)
