@@ -18,6 +18,7 @@ Not here: running a campaign's trials on Tune (search.executors.tune_trials).
 import json
 import logging
 import math
+import socket
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -37,6 +38,7 @@ from elastix.search.model_sources import InheritTerms, StoreDirectory, TrialMode
 from elastix.search.space import Space
 from elastix.search.trial import Objectives, Searcher, Selects, Trial, TrialState
 from elastix.state import Ref, State
+from elastix.store import Store
 from elastix.train.replica.model_source import TrainedModel
 
 logger = logging.getLogger(__name__)
@@ -63,7 +65,8 @@ class Search(TuneSearcher):
         seed: of the suggestions.
         store: directory of a lineage store, for trials that call `inherit` and `leave`. They
             inherit from trials of this Search, and of the one that it was restored from.
-            All have to run on one host: on a second one it is refused as in use by another machine.
+            All have to run on one host. On a second one it is refused: as in use by another
+            machine, or as not there.
         mode_of_inheritance: "lcs" or "lp".
         provider: "parent" or "store", as for a Campaign.
 
@@ -161,6 +164,9 @@ class Search(TuneSearcher):
                 "max_concurrent_trials is not set: Tune lets a custom searcher have one pending "
                 "trial at a time. Set it in TuneConfig."
             )
+        if self._store is not None and self._asked == 0:
+            with Store(self._store):
+                pass  # it is there for trials, or says why it cannot be before one is started
         asked = self._elastix.ask(1)
         if not asked:
             return TuneSearcher.FINISHED
@@ -234,6 +240,13 @@ def _model_source(config: Mapping[str, Any]) -> TrialModelSource | None:
     given = config.get(KEY)
     if given is None:
         return None
+    if not Path(given["store"]).is_dir():
+        raise ConfigError(
+            f"the store {given['store']} of elastix.tune.Search is not on {socket.gethostname()}, "
+            "where this trial runs: its trials have to run on the host of the Tuner. Nothing was "
+            "inherited, and nothing stored. Leave store= out, or take elastix.Campaign, whose "
+            "trials reach the store from any host."
+        )
     objectives = Objectives(tuple(given["metrics"]), tuple(given["modes"]))
     terms = InheritTerms(
         store=StoreDirectory(given["store"]),

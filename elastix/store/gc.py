@@ -14,7 +14,7 @@ from blake3 import blake3
 from elastix.errors import Corrupt, Full, NotFound
 from elastix.state import Ref
 from elastix.store import pack_replay
-from elastix.store.index import damaged
+from elastix.store.index import Index, damaged
 from elastix.store.pack_replay import sealed_at
 from elastix.store.packs import Packs, Writer, read_record
 from elastix.store.records import Kind, scan
@@ -160,32 +160,38 @@ def _move(ledger: "Ledger", mover: Writer, pack: str) -> None:
 def _prune(ledger: "Ledger") -> bool:
     """Forget retired models that no living one derives from and whose records are gone."""
     with ledger.asking() as index:
-        sql = index.sql
-        needed: set[int] = set()
-        level = [row[0] for row in sql.execute("SELECT id FROM models WHERE status != 1")]
-        ids = dict(sql.execute("SELECT ref, id FROM models"))
-        edges: dict[int, list[int]] = {}
-        for child, parent in sql.execute("SELECT child, parent FROM parents"):
-            if parent in ids:
-                edges.setdefault(child, []).append(ids[parent])
-        while level:
-            needed.update(level)
-            level = [p for n in level for p in edges.get(n, ()) if p not in needed]
-        retired = {
-            number: Ref(ref.hex())
-            for number, ref in sql.execute("SELECT id, ref FROM models WHERE status = 1")
-            if number not in needed
-        }
+        retired = _unneeded(index)
     if not retired:
         return False
     try:
         there = _recorded(ledger.packs)
     except NotFound:  # another process collects, and may have moved a record where we did not look
         return False
-    useless = [number for number, ref in retired.items() if ref not in there]
+    gone = {number for number, ref in retired.items() if ref not in there}
     with ledger.transaction() as index:
+        useless = gone & _unneeded(index).keys()  # one may have been put again, or got a child
         index.prune(useless)
     return bool(useless)
+
+
+def _unneeded(index: Index) -> dict[int, Ref]:
+    """Retired models that no living one derives from, by their number in the index."""
+    sql = index.sql
+    needed: set[int] = set()
+    level = [row[0] for row in sql.execute("SELECT id FROM models WHERE status != 1")]
+    ids = dict(sql.execute("SELECT ref, id FROM models"))
+    edges: dict[int, list[int]] = {}
+    for child, parent in sql.execute("SELECT child, parent FROM parents"):
+        if parent in ids:
+            edges.setdefault(child, []).append(ids[parent])
+    while level:
+        needed.update(level)
+        level = [p for n in level for p in edges.get(n, ()) if p not in needed]
+    return {
+        number: Ref(ref.hex())
+        for number, ref in sql.execute("SELECT id, ref FROM models WHERE status = 1")
+        if number not in needed
+    }
 
 
 def _recorded(packs: Packs) -> set[Ref]:

@@ -458,7 +458,7 @@ class Ledger:
         if names:
             raise Conflict(
                 f"model {request.ref[:12]} is tagged {', '.join(names)}. It was not retired. "
-                "Untag it first."
+                "Untag it first: `elastix store tag NAME --delete`."
             )
         parents = tuple(self.index.parents(request.ref))
         seq, place = self._journal(Kind.RETIRED, retired_bytes(request.ref, parents))

@@ -11,7 +11,7 @@ from ray import tune
 
 import elastix
 import elastix.tune
-from elastix.errors import ConfigError
+from elastix.errors import ConfigError, StoreError
 from elastix.flat import nest
 from tests.search_parts import SPACE, Drawing, Net
 
@@ -191,3 +191,19 @@ def test_a_space_of_elastix_instead_of_tunes():
     config = search.suggest("a")
     assert set(config) == {"x", "depth"}
     assert SimpleNamespace(**config).depth in (1, 2, 3)
+
+
+def test_a_store_that_is_not_on_the_host_of_a_trial_is_not_begun_there(tmp_path):
+    search = begun(store=tmp_path / "store")
+    config = search.suggest("one")
+    assert elastix.tune.inherit(Net(1), config) is None  # the first has no ancestor
+    (tmp_path / "store").rename(tmp_path / "elsewhere")
+    with pytest.raises(ConfigError, match="on the host of the Tuner"):
+        elastix.tune.inherit(Net(1), config)
+    assert not (tmp_path / "store").exists()
+
+
+def test_a_store_that_cannot_be_made_is_told_before_a_trial_is_started(tmp_path):
+    (tmp_path / "file").write_text("in its way")
+    with pytest.raises(StoreError):
+        begun(store=tmp_path / "file" / "store").suggest("one")

@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from elastix.config import CheckpointConfig
-from elastix.errors import Conflict, ElastixError, NotFound, StateError, StoreError
+from elastix.errors import Conflict, ElastixError, NotFound, StoreError
 from elastix.events import Event, StateDropped, StateNotStored, StateStored
 from elastix.state import Ref
 from elastix.store import Store, Vanished
@@ -316,12 +316,10 @@ class Checkpoints:
         except Vanished as gone:
             assembly.vanished(gone.names)
             return
-        except StoreError as error:
-            self._end(assembly, CheckpointEnded(assembly.mark, error=error))
-            return
-        except StateError as error:  # of its metadata, which nobody has looked at before
-            told = CheckpointEnded(assembly.mark, error=StoreError(str(error)))
-            self._end(assembly, told)
+        except Exception as error:  # noqa: BLE001 - who waits for this thread would wait for ever
+            why = str(error) if isinstance(error, ElastixError) else repr(error)
+            told = error if isinstance(error, StoreError) else StoreError(why)
+            self._end(assembly, CheckpointEnded(assembly.mark, error=told))
             return
         ref = self._consolidated(ref, chief)
         self._line, self._line_before = (ref,), parents

@@ -178,12 +178,19 @@ class Saver:
         if snapshot is not self._current or occasion is None:
             return
         snapshot.finish_copy()
-        if snapshot.torn:
-            self._torn = snapshot.torn
+        offer, why = None, snapshot.torn
+        if why:
+            self._torn = why
+        else:
+            try:
+                offer = _offer_of(snapshot, occasion)
+            except Exception as error:  # noqa: BLE001 - no memory for it, say; many wait for this
+                why = repr(error)
+        if offer is None:
             self._send(
                 Withdrawn(
                     occasion.mark,
-                    why=snapshot.torn,
+                    why=why,
                     reason=occasion.reason,
                     members=occasion.members,
                     stored=occasion.stored,
@@ -192,25 +199,6 @@ class Saver:
             )
             self._let_go()
             return
-        # The copy is digested here, where nobody waits for it.
-        state = snapshot.state
-        parts = state_digests.manifests(state) if len(occasion.members) > 1 else {}
-        offer = Offer(
-            mark=occasion.mark,
-            reason=occasion.reason,
-            members=occasion.members,
-            groups=_groups(snapshot.state) if occasion.stored else (),
-            meta=snapshot.state.meta if occasion.stored else {},
-            score=occasion.score,
-            stall_s=snapshot.stall_s,
-            digests={name: part.ref for name, part in parts.items()},
-            entries=state_digests.entries(state, parts) if occasion.places > 1 else {},
-            stored=occasion.stored,
-            place=occasion.place,
-            places=occasion.places,
-            processor=occasion.processor,
-            by_one=occasion.by_one,
-        )
         self._offered = offer
         self._send(offer)
         if not occasion.stored:
@@ -250,6 +238,28 @@ class Saver:
         with self._changed:
             self._current = None
             self._changed.notify_all()
+
+
+def _offer_of(snapshot: Snapshot, occasion: Occasion) -> Offer:
+    """The copy is digested here, where nobody waits for it."""
+    state = snapshot.state
+    parts = state_digests.manifests(state) if len(occasion.members) > 1 else {}
+    return Offer(
+        mark=occasion.mark,
+        reason=occasion.reason,
+        members=occasion.members,
+        groups=_groups(state) if occasion.stored else (),
+        meta=state.meta if occasion.stored else {},
+        score=occasion.score,
+        stall_s=snapshot.stall_s,
+        digests={name: part.ref for name, part in parts.items()},
+        entries=state_digests.entries(state, parts) if occasion.places > 1 else {},
+        stored=occasion.stored,
+        place=occasion.place,
+        places=occasion.places,
+        processor=occasion.processor,
+        by_one=occasion.by_one,
+    )
 
 
 def _groups(state: State) -> tuple[tuple[tuple[str, ...], int], ...]:

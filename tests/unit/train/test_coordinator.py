@@ -1,6 +1,7 @@
 """The coordinator of checkpoints: verdicts and messages of workers that are gone. No processes."""
 
 import queue
+from dataclasses import replace
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from elastix.events import StateNotStored, StateStored
 from elastix.sharding import Part, Shard
 from elastix.state import State
 from elastix.store import Store
+from elastix.train.checkpoint import state_digests
 from elastix.train.checkpoint.assembly import (
     CheckpointEnded,
     CheckpointId,
@@ -165,6 +167,40 @@ def test_metadata_that_the_store_cannot_hold_end_the_checkpoint_and_not_the_coor
         ended = run.heard(CheckpointEnded)[1]
         assert ("nested" in str(ended.error)) == bool(meta)
         assert (ended.ref is None) == bool(meta)
+
+
+def exhausted(*_, **__):
+    raise MemoryError("no room")
+
+
+def test_a_commit_for_which_there_is_no_memory_ends_the_checkpoint_and_not_the_coordinator(
+    run, monkeypatch
+):
+    with monkeypatch.context() as short:
+        short.setattr(run.checkpoints.store, "put_shares", exhausted)
+        run.offer(0, (0,), CheckpointId(16))
+        run.heard(Order)
+        run.deliver(0, CheckpointId(16))
+        assert "MemoryError" in str(run.heard(CheckpointEnded)[1].error)
+    run.offer(0, (0,))
+    run.heard(Order)
+    run.deliver(0)
+    assert run.heard(CheckpointEnded)[1].ref is not None
+
+
+def test_an_offer_for_which_there_is_no_memory_is_withdrawn_and_the_next_one_is_made(monkeypatch):
+    arrived = queue.Queue()
+    saver = Saver(arrived.put, lambda: pytest.fail("nothing is stored"))
+    occasion = Occasion(mark=CheckpointId(16), reason="every_steps", members=(0, 1))
+    with monkeypatch.context() as short:
+        short.setattr(state_digests, "manifests", exhausted)
+        saver.save(State(TENSOR, {"step": 16}), occasion, ())
+        withdrawn = arrived.get(timeout=20)
+    assert isinstance(withdrawn, Withdrawn)
+    assert "MemoryError" in withdrawn.why
+    saver.save(State(TENSOR, {"step": 20}), replace(occasion, mark=MARK), ())
+    assert isinstance(arrived.get(timeout=20), Offer)
+    saver.close()
 
 
 def test_a_state_that_cannot_be_digested_once_it_is_stored_is_stored_all_the_same(run, monkeypatch):
