@@ -101,9 +101,11 @@ def inherit(
     began = time.process_time()
     mine = signature(model) if own is None else own
     if provider == "store":
+        own_refs: list[str] = []  # one for each time that it ran and left a model
         match = store.nearest(mine, mode, where=where)
-        if match and trial is not None and store.manifest(match.ref).meta.get("trial") == trial:
-            match = store.nearest(mine, mode, where=where, but=match.ref)
+        while match and trial is not None and _is_of(store, match.ref, trial):
+            own_refs.append(match.ref)
+            match = store.nearest(mine, mode, where=where, but=own_refs)
         parent = match.ref if match else None
     if parent is None:
         return None
@@ -131,6 +133,10 @@ def inherit(
         match_s=matched - began,
         load_s=time.process_time() - matched,
     )
+
+
+def _is_of(store: Store, ref: Ref, trial: int) -> bool:
+    return store.manifest(ref).meta.get("trial") == trial
 
 
 def match_tensors(

@@ -634,22 +634,24 @@ class Index:
             raise _another_model(ref)
         return [_ref(child) for _, child in found]
 
-    def matching(self, where: Mapping[str, Any], tagged: str | None, but: str | None) -> set[int]:
+    def matching(
+        self, where: Mapping[str, Any], tagged: str | None, but: Sequence[str]
+    ) -> set[int]:
         """Rows of the models alive whose metadata has these values and that have such a tag.
 
         Args:
             where: top-level key to text, number or bool; no key has a quotation mark.
             tagged: glob pattern of a tag's name; None takes all.
-            but: a ref to leave out.
+            but: refs to leave out.
         """
         having, values = _having(where)
         clauses = ["m.status = 0", *having]
         if tagged is not None:
             clauses.append("m.ref IN (SELECT ref FROM tags WHERE name GLOB ?)")
             values.append(tagged)
-        if but is not None:
-            clauses.append("m.ref != ?")
-            values.append(bytes.fromhex(but))
+        if but:
+            clauses.append(f"m.ref NOT IN ({', '.join('?' * len(but))})")
+            values += map(bytes.fromhex, but)
         query = f"SELECT m.id FROM models m WHERE {' AND '.join(clauses)}"
         return {number for (number,) in self.sql.execute(query, values)}
 

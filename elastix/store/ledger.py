@@ -605,11 +605,11 @@ class Ledger:
         mode: lineage.Mode,
         where: dict[str, Any] | None = None,
         tagged: str | None = None,
-        but: str | None = None,
+        but: Sequence[str] = (),
     ) -> NearestModel | None:
         """The model that shares most with these ids."""
         with self.asking() as index:
-            chosen = tagged is not None or but is not None
+            chosen = tagged is not None or bool(but)
             allowed = index.matching(where or {}, tagged, but) if chosen else None
             among = self._all if chosen or not where else self._having(where)
             neighbours = among.of(index)

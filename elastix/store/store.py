@@ -589,7 +589,7 @@ class Store:
         *,
         where: Mapping[str, str | int | float | bool] | None = None,
         tagged: str | None = None,
-        but: str | None = None,
+        but: str | list[str] | tuple[str, ...] = (),
     ) -> Match | None:
         """Find the stored model that shares most layers; then the highest score, then the oldest.
 
@@ -598,20 +598,20 @@ class Store:
             mode: "lp" for the longest common prefix, "lcs" for the longest common subsequence.
             where: only models whose top-level metadata has these values.
             tagged: only models with a tag that matches this glob pattern.
-            but: a tag or a ref: a model to be left out.
+            but: a tag or a ref of a model to be left out, or several.
 
         Returns:
             None if no model shares a layer.
 
         Raises:
             ConfigError: no such mode, or a value that models are not indexed by.
-            NotFound: `but` is no model.
+            NotFound: one of `but` is no model.
         """
         if mode not in ("lp", "lcs"):
             raise ConfigError(f"mode must be 'lp' or 'lcs', not {mode!r}.")
         of_kind("signature", signature, Signature)
         check_filters(where, tagged)
-        left_out = None if but is None else self._known(but)
+        left_out = list(map(self._known, but if isinstance(but, list | tuple) else [but]))
         ids = signature.paths if mode == "lp" else signature.ids
         found = self._ledger.nearest(ids, mode, dict(where or {}), tagged, left_out)
         return Match(Ref(found.ref.hex()), found.length, found.score) if found else None

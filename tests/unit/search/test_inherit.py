@@ -86,6 +86,9 @@ def test_a_trial_that_runs_again_is_not_its_own_ancestor(store):
     """Its driver was killed when the model was stored, and before the campaign had heard of it."""
     other = put(store, net(4, 8, 8), campaign="a", trial=2)
     own = put(store, net(4, 8, 16), campaign="a", trial=3)
+    put(
+        store, net(4, 8, 16), campaign="a", trial=3, again=1
+    )  # the next driver was killed there, too
     for trial, ancestor in ((3, other), (4, own)):
         model = net(4, 8, 16)
         where = {"campaign": "a"}

@@ -92,6 +92,7 @@ def test_what_is_to_be_left_out_may_be_named_by_a_tag_and_has_to_be_there(store)
     with pytest.raises(NotFound, match="no tag or model 'abc'"):
         store.nearest(chain("a"), but="abc")
     assert store.nearest(chain("a"), but="a") is None
+    assert store.nearest(chain("a"), but=["a", "a"]) is None
 
 
 def test_a_closed_store_says_so(tmp_path):
