@@ -266,7 +266,8 @@ def _errors(path: Path) -> Iterator[None]:
             ) from error
         if name.startswith("SQLITE_READONLY"):
             raise ReadOnly(f"{text} Nothing was changed.") from error
-        if name in ("SQLITE_CORRUPT", "SQLITE_NOTADB"):
+        no_text = "decode to UTF-8" in str(error)  # of which Python's module speaks, without a name
+        if no_text or name in ("SQLITE_CORRUPT", "SQLITE_NOTADB"):
             raise Corrupt(f"{text} Nothing was changed. Restore it from a backup.") from error
         raise StoreError(f"{text} The last results are not in it; run it again.") from error
     except OSError as error:

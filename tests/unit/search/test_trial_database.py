@@ -101,6 +101,13 @@ def test_what_is_no_json_is_corrupt(directory, tmp_path, text, where):
         read(tmp_path)
 
 
+@pytest.mark.parametrize(("table", "column"), [("trials", "body"), ("facts", "value")])
+def test_a_flipped_bit_that_leaves_no_text_is_corrupt(directory, tmp_path, table, column):
+    put(directory, f"UPDATE {table} SET {column} = CAST(? AS TEXT)", b"{\xff}")
+    with pytest.raises(Corrupt, match="Restore it from a backup"):
+        read(tmp_path)
+
+
 def test_what_is_no_file_is_no_campaign(tmp_path):
     (tmp_path / "runs" / "c" / FILE).mkdir(parents=True)
     with pytest.raises(NotFound, match="It has no campaigns"):
