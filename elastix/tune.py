@@ -364,8 +364,19 @@ def _parameter(name: str, value: Any) -> Any:  # noqa: ANN401 - a hyperparameter
 
 
 def _steps(name: str, value: Any, step: float) -> Any:  # noqa: ANN401 - Tune's, ConfigSpace's
-    """A quantised domain: its values one by one, in order."""
-    count = round((value.upper - value.lower) / step)
+    """A quantised domain: the multiples of its step within the bounds, in order.
+
+    Tune refuses a Float whose bounds are none, so there the quotients are whole but for rounding.
+    """
     whole = isinstance(value, sample.Integer)
-    values = [value.lower + i * step for i in range(count + 1)]
-    return Categorical(name, [int(v) if whole else float(v) for v in values], ordered=True)
+    low, high = value.lower / step, value.upper / step
+    first, last = (math.ceil(low), math.floor(high)) if whole else (round(low), round(high))
+    if first > last:
+        raise ConfigError(
+            f"param_space[{name!r}] has no multiple of {step:g} from {value.lower} to "
+            f"{value.upper}. Nothing was started. Widen the bounds."
+        )
+    if whole:
+        return Categorical(name, [int(i * step) for i in range(first, last + 1)], ordered=True)
+    values = [value.lower + i * step for i in range(last - first + 1)]
+    return Categorical(name, [float(v) for v in values], ordered=True)

@@ -38,6 +38,18 @@ def test_tunes_spaces_are_translated_with_their_bounds():
     }
 
 
+def values(domain):
+    return list(elastix.tune.space_of({"n": domain})["n"].sequence)
+
+
+def test_quantised_whole_numbers_are_tunes_own_multiples_within_the_bounds():
+    assert values(tune.qrandint(1, 8, 4)) == [4, 8]
+    assert values(tune.qrandint(8, 24, 8)) == [8, 16, 24]
+    assert values(tune.qlograndint(1, 64, 16)) == [16, 32, 48, 64]
+    with pytest.raises(ConfigError, match=r"param_space\['n'\].* no multiple of 8"):
+        values(tune.qrandint(1, 7, 8))
+
+
 @pytest.mark.parametrize(
     "value", [tune.grid_search([1, 2]), tune.randn(), tune.sample_from(lambda spec: 1), [1, 2]]
 )

@@ -25,6 +25,21 @@ _OWN = ("final", "paused")  # why a run leaves its State to the model source, an
 _TO_RETURN = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY  # without the right to read it
 
 
+def _set_default_device(device: torch.device) -> None:
+    """The CPU is the default without any, and then no operator looks for one."""
+    torch.set_default_device(None if device.type == "cpu" else device)
+
+
+_SETTINGS: tuple[tuple[Callable[[], Any], Callable[[Any], object]], ...] = (
+    (torch.get_default_device, _set_default_device),
+    (torch.get_default_dtype, torch.set_default_dtype),
+    (torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode),
+    (torch.get_num_threads, torch.set_num_threads),
+    (torch.is_grad_enabled, torch.set_grad_enabled),
+)
+"""Of torch in this process: how each is read and set."""
+
+
 class Findings:
     """Collects what an Ended will say from the events of a run."""
 
@@ -63,7 +78,7 @@ def execute(
     """Run a piece of work to its end, here. Raises nothing but KeyboardInterrupt.
 
     The train function has the very config of `work`, and may change it. It may change the working
-    folder as well: the next one begins in the folder in which this one began.
+    folder and torch's settings as well: the next one begins with those with which this one began.
     """
     settings = Settings(
         directory=_NOWHERE,
@@ -79,7 +94,7 @@ def execute(
     found = Findings(work.number, tell)
     started_s = time.time()
     memory = PeakMemory(device or torch.device("cpu"))
-    with _folder_kept():
+    with _folder_kept(), _settings_kept():
         outcome = run_alone(train, work.config, settings, found.hear, device=device, halted=halted)
     kind, peak = _kind(outcome), memory.read()
     if kind is EndedKind.STARVED and peak:
@@ -118,6 +133,18 @@ def _folder_kept() -> Iterator[None]:
     finally:
         os.fchdir(folder)
         os.close(folder)
+
+
+@contextmanager
+def _settings_kept() -> Iterator[None]:
+    """Leave torch's settings as they were. Those that have not changed are not set again."""
+    before = [get() for get, _ in _SETTINGS]
+    try:
+        yield
+    finally:
+        for (get, put), was in zip(_SETTINGS, before, strict=True):
+            if get() != was:
+                put(was)
 
 
 def _kind(outcome: Outcome) -> EndedKind:

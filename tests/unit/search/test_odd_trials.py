@@ -129,6 +129,39 @@ def test_a_trial_that_changes_its_working_folder_leaves_the_next_one_its_own(tmp
     assert {t.state for t in results} == {"finished", "failed"}
 
 
+@pytest.mark.parametrize(
+    ("get", "change"),
+    [
+        (torch.get_default_dtype, lambda: torch.set_default_dtype(torch.float64)),
+        (torch.get_default_device, lambda: torch.set_default_device("meta")),
+        (torch.get_num_threads, lambda: torch.set_num_threads(torch.get_num_threads() + 1)),
+        (torch.is_grad_enabled, lambda: torch.set_grad_enabled(False)),
+        (torch.get_deterministic_debug_mode, lambda: torch.set_deterministic_debug_mode("warn")),
+    ],
+)
+def test_what_a_trial_sets_in_torch_is_not_so_for_the_next(tmp_path, get, change):
+    """One that computes in float64, say, had all later ones of its worker do so."""
+    before, begun = get(), []
+
+    def train(ctx):
+        begun.append(get())
+        change()
+        ctx.report(m=ctx.config["x"])
+        if ctx.config["x"] < 0.5:
+            raise ValueError("in the middle")
+
+    try:
+        search(tmp_path, train, 4)
+        assert begun == [before] * 4
+        assert get() == before
+    finally:
+        torch.set_default_dtype(torch.float32)
+        torch.set_default_device(None)
+        torch.set_num_threads(1)
+        torch.set_grad_enabled(True)
+        torch.set_deterministic_debug_mode("default")
+
+
 def test_a_best_trial_without_a_model_says_why(tmp_path):
     """Median stops it in the middle; the others fell behind what it had reported then."""
     elastix.Store(tmp_path).close()
