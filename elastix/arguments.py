@@ -205,7 +205,7 @@ def check_train(train: Callable[..., object], elsewhere: str) -> None:
         "trains it: it takes the Context, and builds the model itself.",
     )
     try:
-        inspect.signature(train).bind(None)
+        inspect.signature(train, follow_wrapped=False).bind(None)
     except (TypeError, ValueError) as error:
         raise ConfigError(
             f"train must take exactly one argument, the Context: {error}. Nothing was started. "

@@ -31,9 +31,9 @@ def train(ctx: elastix.Context) -> None:
 
 
 if __name__ == "__main__":
-    campaign = elastix.Campaign(
+    results = elastix.Campaign(
         train, space=convnet.space, metric="accuracy", budget=elastix.Budget(trials=24)
     ).run()
-    shares = [f"{trial.inherited['share']:.0%}" for trial in campaign if trial.inherited]
-    print(campaign.best, campaign.best.config, len(campaign.best.load().model), "tensors")
+    shares = [f"{trial.inherited['share']:.0%}" for trial in results if trial.inherited]
+    print(results.best, results.best.config, len(results.best.load().model), "tensors")
     print(len(shares), "trials inherited, of their bytes:", *shares)

@@ -272,7 +272,7 @@ class Results(Sequence[Trial]):
 
         More than one, if it goes on in the place of another trial: see Population. A training that
         changes its hyperparameters at these epochs, with the seed of the first of these trials,
-        makes the same model.
+        makes the same model, unless that one began with inherited weights.
 
         Raises:
             NotFound: there is no such trial.

@@ -1,5 +1,6 @@
 """Arguments of the wrong type are refused where they are given, before Ray and the disk."""
 
+import functools
 import json
 import pickle
 import sys
@@ -13,6 +14,7 @@ import torch
 from ConfigSpace import ConfigurationSpace, Float
 
 import elastix
+from elastix.arguments import check_train
 from elastix.config import ProfileConfig, RestoreConfig
 from elastix.errors import ConfigError
 from elastix.search.rungs import Asha
@@ -88,6 +90,15 @@ def test_what_is_no_train_function_is_refused(given, says):
         elastix.ElasticTrainer(given)
     with pytest.raises(ConfigError, match=says):
         elastix.Campaign(given, space=SPACE, metric="m", budget=elastix.Budget(trials=1))
+
+
+def test_a_decorator_may_give_the_train_function_what_else_it_takes():
+    """Its wrapper is what is called, whatever it wraps."""
+
+    def with_width(train):
+        return functools.wraps(train)(lambda ctx: train(ctx, width=8))
+
+    check_train(with_width(lambda ctx, width: None), "the space")
 
 
 @pytest.mark.parametrize(("name", "value"), [(k, v) for k, vs in TRAINER.items() for v in vs])

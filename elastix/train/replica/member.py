@@ -41,7 +41,7 @@ from elastix.train.checkpoint import state_digests
 from elastix.train.checkpoint.saver import Saver
 from elastix.train.checkpoint.schedule import Schedule
 from elastix.train.control.messages import CaughtUp, Ready
-from elastix.train.replica import refusals
+from elastix.train.replica import refusals, used_models
 from elastix.train.replica.crew_mates import Mates
 from elastix.train.replica.exactness import (
     check_loader,
@@ -107,6 +107,7 @@ class Member:
         self._driver = GroupDriver(self, inbox, wiring, settings.min_workers, redo, crew)
         self.processes = WorkerProcesses(self.me, settings, self._driver, inbox)
         self._reducer: Reducer | None = None
+        self._counts: used_models.Counts = ()
         self._tracked = TrackedObjects()
         self._inheritance = Inheritance(settings.model_source)
         self._catch_up: CatchUpSender | None = None
@@ -279,6 +280,8 @@ class Member:
         """Take in model, optimizer and the rest, and enter the group. Collective; blocks."""
         if self._reducer is not None:
             raise refusals.prepared_twice()
+        if self.settings.alone:
+            used_models.check(objects)
         live = self._tracked
         live.before_step = self._before_optimizer
         warmed_up = live.prepare(objects, self.device)
@@ -310,6 +313,8 @@ class Member:
         self._steps.random.prepared()
         if warmed_up and self.rank == 0:
             logger.warning(refusals.GRADIENTS_DROPPED)
+        if self.settings.alone:
+            self._counts = used_models.counts(live.modules.values())
 
     def _make_reducer(self) -> Reducer:
         settings, exchange = self.settings, self.settings.exchange
@@ -638,3 +643,4 @@ class Member:
         if self._reducer is not None:
             self._reducer.close()
         self._tracked.close()
+        used_models.leave(self._counts)

@@ -63,6 +63,15 @@ def prepared_twice() -> ConfigError:
     )
 
 
+def trained_before(name: str) -> ConfigError:
+    """A model that is not built in the train function is given to ctx.prepare by a further run."""
+    return ConfigError(
+        f"ctx.prepare got a model whose {name!r} is as an earlier trial of this process has left "
+        "it: the model was built outside of the train function, so all trials of a worker share "
+        "it. Nothing was trained. Build it in the function, or train a copy.deepcopy of it."
+    )
+
+
 def never_prepared() -> ConfigError:
     """A train function of a group came to its end, and its worker had never joined the group."""
     return ConfigError(

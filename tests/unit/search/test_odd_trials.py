@@ -162,6 +162,56 @@ def test_what_a_trial_sets_in_torch_is_not_so_for_the_next(tmp_path, get, change
         torch.set_deterministic_debug_mode("default")
 
 
+def shared_model(renew=lambda model: None):
+    """A train function that finds its model outside of itself."""
+    outside = torch.nn.Linear(1, 1)
+
+    def train(ctx):
+        before = outside.weight.item()
+        renew(outside)
+        model, optimizer = ctx.prepare(outside, torch.optim.SGD(outside.parameters(), lr=0.1))
+        model(torch.ones(1, 1)).sum().backward()
+        optimizer.step()
+        ctx.report(m=before)
+
+    return train
+
+
+def test_a_trial_does_not_go_on_from_what_another_has_trained(tmp_path):
+    """It had the other's weights, and "none" of them was inherited."""
+    first, *others = search(tmp_path, shared_model())
+    assert first.state == "finished"
+    for trial in others:
+        assert trial.state == "failed"
+        assert "'weight' is as an earlier trial of this process has left it" in trial.traceback
+
+
+@pytest.mark.parametrize(
+    "renew",
+    [
+        lambda model: model.reset_parameters(),
+        lambda model: model.load_state_dict({"weight": torch.ones(1, 1), "bias": torch.ones(1)}),
+    ],
+)
+def test_a_model_with_a_beginning_of_its_own_is_as_good_as_new(tmp_path, renew):
+    results = search(tmp_path, shared_model(renew))
+    assert {trial.state for trial in results} == {"finished"}
+
+
+def test_what_no_trial_changes_may_be_shared(tmp_path):
+    backbone = torch.nn.Linear(2, 2)  # trainable, and in no optimizer
+
+    def train(ctx):
+        head = torch.nn.Linear(2, 1)
+        model = torch.nn.Sequential(backbone, head)
+        model, optimizer = ctx.prepare(model, torch.optim.SGD(head.parameters(), lr=0.1))
+        model(torch.ones(1, 2)).sum().backward()
+        optimizer.step()
+        ctx.report(m=1.0)
+
+    assert {trial.state for trial in search(tmp_path, train)} == {"finished"}
+
+
 def test_a_best_trial_without_a_model_says_why(tmp_path):
     """Median stops it in the middle; the others fell behind what it had reported then."""
     elastix.Store(tmp_path).close()
