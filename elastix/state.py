@@ -112,6 +112,10 @@ class State:
     """Named tensors, JSON metadata, parents. Tensors may be views of live ones: see `clone`.
 
     Attributes:
+        tensors: by name. Those of optimizers and the like have names that begin with "@"; `model`
+            has the others.
+        meta: JSON values by name.
+        parents: the models that it derives from.
         parts: of the tensors of which this process holds a part, which part that is.
     """
 

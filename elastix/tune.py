@@ -68,7 +68,8 @@ class Search(TuneSearcher):
             All have to run on one host. On a second one it is refused: as in use by another
             machine, or as not there.
         mode_of_inheritance: "lcs" or "lp".
-        provider: "parent" or "store", as for a Campaign.
+        provider: "parent" or "store". None: as in a Campaign, the parent with searchers that have
+            parents, otherwise the store.
 
     Raises:
         ConfigError: something given here cannot work.
@@ -84,7 +85,7 @@ class Search(TuneSearcher):
         seed: int = 0,
         store: str | Path | None = None,
         mode_of_inheritance: InheritMode = "lcs",
-        provider: InheritProvider = "parent",
+        provider: InheritProvider | None = None,
     ) -> None:
         super().__init__(metric=metric, mode=mode)
         if searcher is None:
@@ -106,6 +107,8 @@ class Search(TuneSearcher):
             None if store is None else str(Path(RunConfig(store=str(store)).store).resolve())
         )
         self._experiment = f"tune-{uuid4().hex[:12]}"
+        has_parents = getattr(searcher, "proposes_parents", False)
+        provider = provider or ("parent" if has_parents else "store")
         self._how: tuple[InheritMode, InheritProvider] = (mode_of_inheritance, provider)
         self._live: dict[str, Trial] = {}
         self._asked = 0

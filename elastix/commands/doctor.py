@@ -15,13 +15,14 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Literal
 
 import typer
 from packaging.requirements import Requirement
 from rich.filesize import decimal
 
 from elastix.commands.output import AsJson, print_table
+from elastix.commands.store_arguments import STORE, Folder
 
 Status = Literal["ok", "warn", "fail"]
 _GIB = 1 << 30
@@ -43,17 +44,12 @@ class Finding:
     mend: str = ""
 
 
-def doctor(
-    store: Annotated[
-        Path, typer.Option("--store", "-s", help="Directory in which runs are to be kept.")
-    ] = Path("runs/store"),
-    as_json: AsJson = False,
-) -> None:
+def doctor(store: Folder = STORE, as_json: AsJson = False) -> None:
     """Tell what is wrong here and how to mend it: versions, Ray, devices, ports, memory, disk.
 
     Exit code 1 if something will not work; warnings alone give 0.
     """
-    findings = list(examine(store))
+    findings = list(examine(Path(store)))
     rows = [(f.status, f.check, f.fact + (f" -> {f.mend}" if f.mend else "")) for f in findings]
     print_table(as_json, [asdict(f) for f in findings], ("", "what", "found"), rows)
     if any(finding.status == "fail" for finding in findings):

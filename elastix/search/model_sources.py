@@ -122,8 +122,8 @@ class TrialModelSource(_FromStore):
 
     Args:
         terms: of the campaign.
-        number, config: of the trial. A hyperparameter `freeze` of its space, if true, keeps
-            inherited tensors as they are.
+        number, config: of the trial. A hyperparameter `freeze` of its space, if it is True, keeps
+            inherited tensors as they are. It may mean something else: other values do nothing.
         parent: the model that it was suggested from.
         in_place: it goes on where that stands.
         paused: the State that it goes on from.
@@ -226,7 +226,7 @@ class TrialModelSource(_FromStore):
             parent=parent,
             own=self._signature[1],
             where={"campaign": terms.campaign},
-            freeze=bool(self._config.get("freeze", False)),
+            freeze=self._config.get("freeze") is True,
             trial=self._number,
         )
         if self._found is None:

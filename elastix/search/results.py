@@ -42,6 +42,7 @@ class Best:
     Attributes:
         trial: all that is known of it.
         values: of the objectives, in the user's sense.
+        store: directory of the store that its model is in.
     """
 
     trial: Trial
@@ -157,7 +158,9 @@ class Results(Sequence[Trial]):
     Attributes:
         objectives: what is optimised.
         facts: name, searcher, budget and so on, as the campaign wrote them.
+        trials: those that were searched; the Results themselves are a sequence of these.
         reranked: the best, run again without inheritance; `parent_number` says which.
+        store: directory of the store that the models are in.
     """
 
     objectives: Objectives

@@ -516,7 +516,11 @@ class Store:
         return self._ledger.tags()
 
     def log(self, ref: str | None = None, limit: int | None = None) -> Log:
-        """Models, the latest first: all of them, or `ref` and its ancestors; `limit` at most."""
+        """Models, the latest first: all of them, or `ref` and its ancestors; `limit` at most.
+
+        Raises:
+            NotFound: no such model.
+        """
         check_value("Store.log", "limit", int | None, limit)
         require(limit is None or limit >= 0, f"limit must be >= 0 or None, not {limit!r}.")
         names: dict[Ref, list[str]] = {}
@@ -545,7 +549,11 @@ class Store:
         return Log(found[:limit])
 
     def diff(self, a: str, b: str) -> Diff:
-        """Tensors and metadata that differ between `a` and `b`."""
+        """Tensors and metadata that differ between the models `a` and `b`.
+
+        Raises:
+            NotFound: no such model.
+        """
 
         def equal(name: str) -> bool:
             one, other = (self.get(ref, glob.escape(name)).tensors[name] for ref in (a, b))

@@ -127,6 +127,15 @@ def test_nothing_is_inherited_from_another_experiment(tmp_path):
     assert elastix.tune.inherit(Net(config["depth"]), config) is not None
 
 
+@pytest.mark.parametrize(
+    ("searcher", "provider"), [(elastix.Random, "store"), (elastix.Evolution, "parent")]
+)
+def test_who_has_no_parents_inherits_from_the_store(tmp_path, searcher, provider):
+    """As in a campaign: nothing would be inherited otherwise."""
+    search = begun(searcher(), store=tmp_path)
+    assert search.suggest("a")[elastix.tune.KEY]["provider"] == provider
+
+
 def test_what_it_knows_survives_a_restart(tmp_path):
     search = begun()
     search.suggest("a")

@@ -48,8 +48,9 @@ class Population:
         members: how many are trained side by side. With more members than workers no worker waits
             for the slowest member.
         interval: how many reports lie between two selections, at first.
-        share: of the members, how many are replaced at a selection, and by children of how many.
-        patience: after so many selections without a better loss hyperparameters are drawn anew
+        share: of the members, which share is replaced at a selection. As many of the best become
+            parents.
+        patience: after so many selections without a better loss, hyperparameters are drawn anew
             and the interval doubles.
 
     Raises:

@@ -246,7 +246,8 @@ class Context:
         """Start from tensors of an ancestor, if this trial has one. Call it before prepare.
 
         The campaign decides which ancestor and which tensors. Outside a campaign, and in a trial
-        without ancestors, nothing happens. Not collective; blocks while the tensors are read.
+        without ancestors, nothing happens. If `ctx.config["freeze"]` is True, inherited tensors
+        are not trained. Not collective; blocks while the tensors are read.
 
         Args:
             model: the model that will be the first argument of `prepare`.

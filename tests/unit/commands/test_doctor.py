@@ -3,6 +3,7 @@
 import importlib.metadata
 import json
 import socket
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
@@ -184,6 +185,14 @@ def test_the_command_exits_with_1_only_for_what_will_not_work(monkeypatch, tmp_p
     failed = result("ok", "fail")
     assert failed.exit_code == 1
     assert [f["status"] for f in json.loads(failed.stdout)] == ["ok", "fail"]
+
+
+def test_the_store_is_where_all_commands_look_for_it(monkeypatch, tmp_path):
+    looked_at = []
+    monkeypatch.setattr(doctor, "examine", lambda store: looked_at.append(store) or ())
+    for arguments, env in (([], {"ELASTIX_STORE": "/shared"}), (["--store=~/runs"], {})):
+        assert CliRunner().invoke(app, ["doctor", *arguments], env=env).exit_code == 0
+    assert looked_at == [Path("/shared"), Path("~/runs").expanduser()]
 
 
 def test_the_command_on_this_machine(tmp_path):

@@ -65,3 +65,24 @@ def test_a_run_that_descends_from_a_trial_reads_its_model_on_any_host(
         assert source.inherit(child)["share"] == 1.0
         model_sources._opened.pop(source.store).close()
     assert torch.equal(child.weight, model.weight)
+
+
+@pytest.mark.parametrize(("given", "frozen"), [(True, True), (False, False), ("head", False)])
+def test_what_is_inherited_is_frozen_where_the_space_says_true(
+    tmp_path: Path, given: object, frozen: bool
+) -> None:
+    """A hyperparameter of that name may mean something else: what else is to be frozen."""
+    with Store(tmp_path) as store:
+        parent, child = torch.nn.Linear(3, 2), torch.nn.Linear(3, 2)
+        ref = store.put(State(dict(parent.state_dict())), signature=signature(parent))
+    terms = InheritTerms(
+        store=model_sources.StoreDirectory(str(tmp_path)),
+        campaign="c",
+        objectives=Objectives.of("score"),
+        mode="lcs",
+        provider="parent",
+    )
+    found = TrialModelSource(terms, 1, {"freeze": given}, parent=ref).inherit(child)
+    model_sources.let_go(terms.store)
+    assert found is not None
+    assert child.weight.requires_grad is not frozen
