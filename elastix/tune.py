@@ -318,7 +318,7 @@ def space_of(config: Mapping[str, Any]) -> ConfigurationSpace:
     _check_names(config)
     row = flatten(config, separator=_SEPARATOR)
     grid = f"{_SEPARATOR}grid_search"  # which Tune writes as a mapping
-    parameters = [_parameter(name.removesuffix(grid), value) for name, value in row.items()]
+    parameters = [_named(name.removesuffix(grid), value) for name, value in row.items()]
     return ConfigurationSpace(name="tune", space=parameters)
 
 
@@ -334,11 +334,24 @@ def _check_names(config: Mapping[Any, Any]) -> None:
             _check_names(value)
 
 
+def _named(name: str, value: Any) -> Any:  # noqa: ANN401 - a hyperparameter of ConfigSpace
+    try:
+        return _parameter(name, value)
+    except ConfigError:
+        raise
+    except (ValueError, ZeroDivisionError) as error:  # ConfigSpace's, of a domain without a value
+        raise ConfigError(
+            f"param_space[{name!r}] is no domain that can be searched: {error.__cause__ or error}. "
+            "Nothing was started."
+        ) from error
+
+
 def _parameter(name: str, value: Any) -> Any:  # noqa: ANN401 - a hyperparameter of ConfigSpace
     if isinstance(value, sample.Categorical):
         return Categorical(name, list(value.categories))
     if not isinstance(value, sample.Domain):
-        if isinstance(value, Mapping) or not isinstance(value, str | int | float | bool):
+        value = single(value)
+        if not isinstance(value, str | int | float | bool | None):
             raise ConfigError(
                 f"param_space[{name!r}] is a {type(value).__name__}; elastix searches "
                 "tune.uniform, loguniform, quniform, randint, choice and their kin, and passes "
@@ -361,9 +374,10 @@ def _parameter(name: str, value: Any) -> Any:  # noqa: ANN401 - a hyperparameter
     if step is not None:
         return _steps(name, bounds, float(step))
     if isinstance(value, sample.Integer):  # Tune's upper bound is not among the values
-        return Integer(name, (int(value.lower), int(value.upper) - 1), log=log)
+        first, last = int(value.lower), int(value.upper) - 1
+        return Constant(name, first) if first == last else Integer(name, (first, last), log=log)
     low, high = float(bounds.lower), float(bounds.upper)
-    return Float(name, (low, high), log=log)
+    return Constant(name, low) if low == high else Float(name, (low, high), log=log)
 
 
 def _steps(name: str, value: Any, step: float) -> Any:  # noqa: ANN401 - Tune's, ConfigSpace's

@@ -51,6 +51,31 @@ def test_quantised_whole_numbers_are_tunes_own_multiples_within_the_bounds():
 
 
 @pytest.mark.parametrize(
+    ("entry", "value"),
+    [
+        (None, None),
+        (np.int64(3), 3),
+        (tune.randint(3, 4), 3),
+        (tune.uniform(0.5, 0.5), 0.5),
+        (tune.choice([5]), 5),
+    ],
+)
+def test_what_has_one_value_is_that_value(entry, value):
+    search = elastix.tune.Search(elastix.Random(), metric="score", mode="max")
+    search.set_search_properties(None, None, {"one": entry, "x": tune.uniform(0, 1)})
+    found = search.suggest("a")["one"]
+    assert (found, type(found)) == (value, type(value))
+
+
+@pytest.mark.parametrize(
+    "entry", [tune.choice([]), tune.choice([1, 1]), tune.uniform(1, 0), tune.loguniform(1e-300, 1)]
+)
+def test_what_is_no_domain_is_named(entry):
+    with pytest.raises(ConfigError, match=r"param_space\['odd'\] .* Nothing was started"):
+        elastix.tune.space_of({"odd": entry})
+
+
+@pytest.mark.parametrize(
     "value", [tune.grid_search([1, 2]), tune.randn(), tune.sample_from(lambda spec: 1), [1, 2]]
 )
 def test_what_only_tune_can_draw_is_named(value):
