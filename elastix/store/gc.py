@@ -168,6 +168,8 @@ def _prune(ledger: "Ledger") -> bool:
     except NotFound:  # another process collects, and may have moved a record where we did not look
         return False
     gone = {number for number, ref in retired.items() if ref not in there}
+    if not gone:
+        return False
     with ledger.transaction() as index:
         useless = gone & _unneeded(index).keys()  # one may have been put again, or got a child
         index.prune(useless)
