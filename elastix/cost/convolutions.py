@@ -19,18 +19,30 @@ def copied_bytes(given: Sequence[Any], out: Any) -> int:  # noqa: ANN401 - a ten
     with the result. Backward, the gradient of the images is computed likewise, and after it that
     of the weights, with a copy of each of its two factors.
 
+    Numbers of 64 bits torch multiplies itself, as a matrix that has each pixel's neighbourhood.
+
     Args:
         given: images and weights; backward, the gradient of the result before these.
         out: the result; backward, the gradients of images and weights.
     """
-    if isinstance(out, torch.Tensor):
-        images, weights = given[:2]
-        copies = _blocked(out) + max(0, _read(images) - out.nbytes)
+    forward = isinstance(out, torch.Tensor)
+    result, images, weights = (out, *given[:2]) if forward else given[:3]
+    if images.dtype == torch.float64:
+        dilation, transposed = given[5 if forward else 6 :][:2]
+        return _neighbourhoods(images if transposed else result, weights, dilation)
+    if forward:
+        copies = _blocked(result) + max(0, _read(images) - result.nbytes)
     else:
-        result, images, weights = given[:3]
         below = 0 if out[0] is None else _blocked(out[0]) - out[0].nbytes
         copies = _blocked(result) + max(_read(images), below)
-    return copies + int(weights.nbytes)
+    return int(copies + weights.nbytes)
+
+
+def _neighbourhoods(images: torch.Tensor, weights: torch.Tensor, dilation: Sequence[int]) -> int:
+    """Bytes of that matrix, for a group of channels; if they are dilated, for one image."""
+    pixels = images.numel() // max(1, images.shape[0] * images.shape[1])
+    of_one: int = weights[0].numel() * pixels * images.element_size()
+    return of_one if any(step > 1 for step in dilation) else of_one * int(images.shape[0])
 
 
 def _read(images: torch.Tensor) -> int:

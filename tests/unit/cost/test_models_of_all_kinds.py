@@ -191,3 +191,26 @@ def test_a_gate_says_once_that_it_lets_in_what_it_cannot_estimate(caplog):
     assert [gate.foresee({"depth": n}).refusal for n in range(3)] == [""] * 3
     (told,) = caplog.messages
     assert told.startswith("the gate cannot estimate {'depth': 0}: the model looks at values")
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "images"),
+    [
+        (nn.Conv2d, {}, 16),
+        (nn.Conv2d, {"groups": 2}, 8),
+        (nn.Conv2d, {"dilation": 2, "padding": 4}, 1),
+        (nn.ConvTranspose2d, {}, 16),
+    ],
+)
+def test_convolutions_of_64_bits_make_a_matrix_of_neighbourhoods(kind, options, images):
+    """A float32 one is oneDNN's, which makes none; in both directions it is the same."""
+    rows, channels, size, kernel = 16, 32, 12, 5
+    options = {"padding": 2, "bias": False, **options}
+
+    def layers():
+        return nn.Sequential(*(kind(channels, channels, kernel, **options) for _ in range(2)))
+
+    batch = torch.zeros(rows, channels, size, size, dtype=torch.float64)
+    found = cost(lambda: layers().double(), batch)
+    matrix = images * channels * kernel**2 * 8 * size**2
+    assert matrix < found.activations_bytes < matrix + 6 * batch.nbytes
