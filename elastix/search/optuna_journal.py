@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from elastix.search.results import Results
     from elastix.search.trial import Trial
 
+_WHOLE = 2**53  # Optuna makes floats of numbers, and beyond that these lack whole ones
+
 _STATES = {
     "waiting": TrialState.WAITING,
     "running": TrialState.RUNNING,
@@ -122,8 +124,9 @@ def _distributions(configs: Iterable[Mapping[str, Any]]) -> dict[str, BaseDistri
 
 def _distribution(values: list[Any]) -> BaseDistribution:
     kinds = {type(value) for value in values}
-    if kinds == {int}:
+    exact = all(abs(value) <= _WHOLE for value in values if type(value) is int)
+    if kinds == {int} and exact:
         return IntDistribution(min(values), max(values))
-    if kinds <= {int, float}:
+    if kinds <= {int, float} and exact:
         return FloatDistribution(float(min(values)), float(max(values)))
     return CategoricalDistribution(list(dict.fromkeys(values)))

@@ -235,6 +235,25 @@ def test_numbers_and_text_that_no_column_holds_are_written_as_json(tmp_path):
     assert set(table["m:some"]) == {"0.5", str(1 << 60)}
 
 
+def test_whole_numbers_that_no_float_holds_are_in_an_optuna_journal(tmp_path):
+    """Optuna compares them as floats, and one came to lie beside the range of all."""
+    optuna = pytest.importorskip("optuna")
+    least = 2**53 + 1  # as a float it is less
+    results = elastix.Campaign(
+        lambda ctx: ctx.report(m=1.0),
+        space=ConfigurationSpace({"seed": (least, 2**62)}),
+        metric="m",
+        budget=elastix.Budget(trials=2),
+        run=elastix.RunConfig(name="odd", store=str(tmp_path)),
+        executor=Local(),
+        enqueued=[{"seed": least}],
+        quiet=True,
+    ).run()
+    backend = optuna.storages.journal.JournalFileBackend(str(results.to_optuna(tmp_path / "log")))
+    study = optuna.load_study(study_name="odd", storage=optuna.storages.JournalStorage(backend))
+    assert [trial.params["seed"] for trial in study.trials] == [t.config["seed"] for t in results]
+
+
 def test_a_failed_trial_has_no_objective_in_a_table_among_several_either(tmp_path):
     def train(ctx):
         if ctx.config["x"] > 0.7:
