@@ -10,7 +10,7 @@ alive has a row of `uses` for each of its digests.
 import json
 import math
 import sqlite3
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from enum import IntEnum
@@ -655,8 +655,10 @@ class Index:
         query = f"SELECT m.id FROM models m WHERE {' AND '.join(clauses)}"
         return {number for (number,) in self.sql.execute(query, values)}
 
-    def entries_since(self, rev: int, where: Mapping[str, Any]) -> Iterator[Candidate | int]:
-        """What to add, or the key to remove, of models changed after `rev`.
+    def entries_since(
+        self, rev: int, where: Mapping[str, Any]
+    ) -> Generator[Candidate | int, None, None]:
+        """What to add, or the key to remove, of models changed after `rev`; to be closed.
 
         Args:
             rev: 0 for all there are.

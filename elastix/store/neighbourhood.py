@@ -6,6 +6,7 @@ Invariant: however the index has changed, `of` gives the models that a new Neigh
 """
 
 from collections.abc import Mapping
+from contextlib import closing
 from typing import Any
 
 from elastix.store.index import Index
@@ -32,13 +33,14 @@ class Neighbourhood:
         """
         rev, pruned = changes = index.changes()
         if self._read is None or pruned != self._read[1]:
-            found = index.entries_since(0, self._where)
-            self._neighbours = Neighbours(e for e in found if isinstance(e, Candidate))
+            with closing(index.entries_since(0, self._where)) as found:
+                self._neighbours = Neighbours(e for e in found if isinstance(e, Candidate))
         elif rev != self._read[0]:
-            for entry in index.entries_since(self._read[0], self._where):
-                if isinstance(entry, Candidate):
-                    self._neighbours.add(entry)
-                else:
-                    self._neighbours.remove(entry)
+            with closing(index.entries_since(self._read[0], self._where)) as found:
+                for entry in found:
+                    if isinstance(entry, Candidate):
+                        self._neighbours.add(entry)
+                    else:
+                        self._neighbours.remove(entry)
         self._read = changes
         return self._neighbours

@@ -1,13 +1,15 @@
 """The index is a cache: whatever of it is damaged, nothing wrong is read and nothing is lost."""
 
+import gc
 import os
 import random
 import shutil
 import sqlite3
+import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -301,6 +303,21 @@ def readable(store: Store, name: str, state: State, error: type[StoreError] = Co
     except error:
         return False
     return True
+
+
+def test_an_error_that_is_kept_keeps_nothing_of_the_index(
+    copy: tuple[Path, States], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else Python complains when the error is forgotten and the index has been closed."""
+    root, _ = copy
+    change(root, "UPDATE models SET score = 'high'")
+    complaints: list[Any] = []
+    monkeypatch.setattr(sys, "unraisablehook", complaints.append)
+    with Store(root, read_only=True) as store, pytest.raises(StoreError) as kept:
+        store.nearest(chain("a b"))
+    del kept
+    gc.collect()
+    assert complaints == []
 
 
 def test_gc_asks_the_uses_and_not_their_count(copy: tuple[Path, States]) -> None:
