@@ -71,7 +71,7 @@ class Launch:
                 if not self._asked.run.detached:
                     raise
                 refusal = conflict  # unless it can be attached to
-            if not self._asked.run.detached:
+            if not self._asked.run.detached and self._asked.watch is None:  # a trial's is open
                 with Store(self._asked.run.store):
                     pass  # it can be written, or says why not before anything is started
             if not ray.is_initialized():
