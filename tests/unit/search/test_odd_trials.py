@@ -191,6 +191,7 @@ def test_a_trial_does_not_go_on_from_what_another_has_trained(tmp_path):
     [
         lambda model: model.reset_parameters(),
         lambda model: model.load_state_dict({"weight": torch.ones(1, 1), "bias": torch.ones(1)}),
+        lambda model: [parameter.data.normal_() for parameter in model.parameters()],
     ],
 )
 def test_a_model_with_a_beginning_of_its_own_is_as_good_as_new(tmp_path, renew):
@@ -198,8 +199,12 @@ def test_a_model_with_a_beginning_of_its_own_is_as_good_as_new(tmp_path, renew):
     assert {trial.state for trial in results} == {"finished"}
 
 
-def test_what_no_trial_changes_may_be_shared(tmp_path):
-    backbone = torch.nn.Linear(2, 2)  # trainable, and in no optimizer
+@pytest.mark.parametrize("inference", [False, True])
+def test_what_no_trial_changes_may_be_shared(tmp_path, inference):
+    with torch.inference_mode(inference):
+        backbone = torch.nn.Linear(2, 2)  # trainable, and in no optimizer
+    if inference:
+        backbone.requires_grad_(requires_grad=False)
 
     def train(ctx):
         head = torch.nn.Linear(2, 1)
