@@ -68,10 +68,11 @@ def test_who_comes_later_has_what_no_state_keeps(tmp_path, way):
 NOISE = ["noise_before_slices", "noise_past_the_counters"]
 
 
+@pytest.mark.parametrize("step", [0, 3])
 @pytest.mark.parametrize("way", ["moved_after_steps", *NOISE])
-def test_a_step_that_is_done_again_moves_nothing_twice(tmp_path, way):
+def test_a_step_that_is_done_again_moves_nothing_twice(tmp_path, way, step):
     found = []
-    for kills in ([], [Kill(worker=1, phase="bucket", step=3)]):
+    for kills in ([], [Kill(worker=1, phase="bucket", step=step)]):
         directory, train = tmp_path / str(len(kills)), with_kills(Way(way), kills)
         found.append(run_local(train, 3, directory=directory, exact=True, recovery="rollback"))
     assert found[1].lost
@@ -80,8 +81,22 @@ def test_a_step_that_is_done_again_moves_nothing_twice(tmp_path, way):
     assert other_digest == digest
 
 
-@pytest.mark.parametrize("way", NOISE)
-def test_in_the_first_of_all_steps_that_is_not_known_yet_and_ends_the_run(tmp_path, way):
-    train = with_kills(Way(way), [Kill(worker=1, phase="bucket", step=0)])
-    with pytest.raises(TrainError, match="step 1, which has to be done again"):
+def decays_late(ctx):
+    """No step before has shown that this loop changes parameters."""
+    model = torch.nn.Linear(4, 1)
+    model, optimizer = ctx.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    rows = torch.utils.data.TensorDataset(torch.ones(48, 4))
+    for epoch in ctx.loader(rows, batch_size=8, slices=4).epochs(1):
+        for step in epoch:
+            if ctx.step == 3:
+                model.weight.data.mul_(0.9)
+            for (x,) in step:
+                model(x).mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+def test_what_no_step_before_has_done_ends_the_run_if_it_would_be_done_twice(tmp_path):
+    train = with_kills(decays_late, [Kill(worker=1, phase="bucket", step=3)])
+    with pytest.raises(TrainError, match="step 4, which has to be done again"):
         run_local(train, 3, directory=tmp_path, exact=True, recovery="rollback")

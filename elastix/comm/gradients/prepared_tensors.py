@@ -26,7 +26,8 @@ class PreparedTensors:
         self._gradients = gradients
         self._buffers = buffers
         self._averaged = {id(p) for bucket in gradients for p in bucket.parameters}
-        self._named = [pair for module in modules for pair in module.named_parameters()]
+        named = [pair for module in modules for pair in module.named_parameters()]
+        self._named = [pair for pair in named if not pair[1].is_inference()]  # torch counts none
         self.frozen = self._unaveraged()
         self._versions: list[int] = []  # of all these, when the loop over slices began
 

@@ -342,11 +342,13 @@ class Member:
         if self._catch_up is not None:
             self._say_ready()
 
-    def _before_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
+    def _before_optimizer(self, optimizer: torch.optim.Optimizer, closure: bool) -> None:
         self._calls.refuse("optimizer.step()")
         if self._tracked.staged and any(loader.pending for loader in self._tracked.loaders):
             raise refusals.step_not_taken_together("optimizer.step()")
         self._kept = _nothing  # whether or not torch counts what this one changes
+        if not closure:  # which runs a pass of its own
+            self._steps.rewind.before_optimizer()
         if self._outer is None:
             self._steps.look_if_averaged(optimizer)
         else:

@@ -11,7 +11,11 @@ what it was when the step began (`fill_in`). Whether it is, version counters tel
 elements, since `tensor.data` goes past these.
 
 Hardly any loop changes parameters before its backward pass. So they are copied when a step turns
-out void, and only where a loop does so, and steps may be void often, when each step begins.
+out void. Where steps may be void often they are copied when a step begins: when each does if the
+loop was seen to do so, and when this worker's first one does, since nobody has seen it yet.
+
+Some loops have an optimizer use its gradients when the next batch is there. They are no part of a
+State, and are gone when the step is done again: what was made of them stays.
 
 A further pass on a batch is a step that is not done again: the loop goes on after it. Nothing is
 put back for it.
@@ -78,29 +82,36 @@ class Rewind:
         self._kept: dict[str, Any] = {}
         self._outlines: dict[str, _Outline] = {}
         self._tensors: list[tuple[torch.Tensor, torch.Tensor]] = []  # and what was in them
-        self._slots: list[tuple[torch.optim.Optimizer, Any, dict[str, Any]]] = []
+        self._slots: list[tuple[torch.optim.Optimizer, dict[Any, dict[str, Any]]]] = []
         self._again = False  # the step has to begin with just these
         self._parameters: list[torch.nn.Parameter] = []
         self._versions: list[int] = []  # of these, at the boundary
         self._samples: list[tuple[torch.Tensor, torch.Tensor]] = []  # of the first and the last
         self._copies: list[tuple[torch.Tensor, torch.Tensor]] = []
-        self._moves = False  # the loop changes parameters between a boundary and its first pass
+        # Whether the loop changes parameters between a boundary and its first pass, if seen yet.
+        self._moves: bool | None = None
+        self._optimized = False  # an optimizer has taken a step there
 
     def prepared(self, modules: Iterable[torch.nn.Module]) -> None:
-        """The parameters of these are what the loop may change."""
-        self._parameters = list({id(p): p for m in modules for p in m.parameters()}.values())
+        """The parameters of these are what the loop may change, but for those of inference mode."""
+        every = {id(p): p for module in modules for p in module.parameters()}.values()
+        self._parameters = [parameter for parameter in every if not parameter.is_inference()]
 
     def set_out(self, *, copies: bool) -> None:
         """A step begins from here.
 
         Args:
-            copies: parameters are copied, if this loop changes them before its backward pass.
+            copies: parameters are copied, if this loop may change them before its backward pass.
         """
-        self.first = True
-        self._copies = _copied(self._parameters) if copies and self._moves else []
+        self.first, self._optimized = True, False
+        self._copies = _copied(self._parameters) if copies and self._moves is not False else []
         self._versions = [parameter._version for parameter in self._parameters]
         ends = self._parameters[:: max(1, len(self._parameters) - 1)]
         self._samples = [(parameter, sample_of(parameter)) for parameter in ends]
+
+    def before_optimizer(self) -> None:
+        """One takes a step. Before the first pass it has the gradients of the step before."""
+        self._optimized |= self.first
 
     def left(self, *, copies: bool) -> None:
         """A step counts. Whether the loop changes parameters before it shows in the first.
@@ -110,11 +121,13 @@ class Rewind:
         """
         if copies and self.first and not self._moves:
             self._moves = self._moved
-        self.first = False
+        self.first, self._copies = False, []
 
     @property
     def _moved(self) -> bool:
-        """Whether parameters have changed since the boundary."""
+        """Whether the loop itself has changed parameters since the boundary."""
+        if self._optimized:
+            return False
         if self._versions != [parameter._version for parameter in self._parameters]:
             return True
         return not all(_same(sample_of(parameter), sample) for parameter, sample in self._samples)
@@ -165,15 +178,16 @@ class Rewind:
             Whether they can be put back: not if parameters have changed since, and were not copied.
             Where `again` is set it is found out later; see `begins_otherwise`.
         """
+        if self._optimized:
+            self._copies = []
         self._again = again and not self._copies
         self._slots = [
-            (other, key, dict(slot))
+            (other, {key: dict(slot) for key, slot in _slots(other)})
             for other in others
             if isinstance(other, torch.optim.Optimizer)
-            for key, slot in other.state.items()
-            if isinstance(slot, dict)
         ]
-        values = [value for *_, slot in self._slots for value in slot.values()]
+        slots = [slot for _, of_one in self._slots for slot in of_one.values()]
+        values = [value for slot in slots for value in slot.values()]
         moments = [value for value in values if isinstance(value, torch.Tensor)]
         kept = bool(self._copies) or self._again or not self._moved
         self._tensors = [*(self._copies or _copied(self._parameters)), *_copied(moments)]
@@ -199,10 +213,13 @@ class Rewind:
             return
         self.due = False
         with torch.no_grad():
-            for optimizer, key, kept in self._slots:
-                slot = optimizer.state.setdefault(key, {})
-                slot.clear()
-                slot.update(kept)
+            for optimizer, slots in self._slots:
+                for key, slot in _slots(optimizer):
+                    slot.clear()
+                    if key not in slots:  # of a further pass on the batch
+                        del optimizer.state[key]
+                for key, values in slots.items():
+                    optimizer.state.setdefault(key, {}).update(values)
             for tensor, value in self._tensors:
                 tensor.copy_(value)
         for name, kept in self._kept.items():
@@ -214,6 +231,11 @@ class Rewind:
                 other.load_state_dict(copy.deepcopy(kept))
         if not self._again:
             self.forget_tensors()
+
+
+def _slots(optimizer: torch.optim.Optimizer) -> list[tuple[Any, dict[str, Any]]]:
+    """What an optimizer has of each parameter."""
+    return [(key, slot) for key, slot in optimizer.state.items() if isinstance(slot, dict)]
 
 
 def _copied(tensors: Iterable[torch.Tensor]) -> list[tuple[torch.Tensor, torch.Tensor]]:

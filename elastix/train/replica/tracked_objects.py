@@ -46,7 +46,8 @@ class TrackedObjects:
         staged: modules are a stage of a model, of which other processes have the rest.
         whole: names of all parameters of that model.
         void: the last step was; whatever gradients there are, no optimizer of these moves.
-        before_step: called with one of these optimizers before it takes a step; may raise.
+        before_step: called with one of these optimizers before it takes a step, and whether that
+            step has a closure; may raise.
     """
 
     def __init__(self) -> None:
@@ -56,7 +57,7 @@ class TrackedObjects:
         self.memories: list[Rehearsal] = []
         self.staged = self.void = False
         self.whole: frozenset[str] = frozenset()
-        self.before_step: Callable[[torch.optim.Optimizer], None] = lambda _: None
+        self.before_step: Callable[[torch.optim.Optimizer, bool], None] = lambda *_: None
         self._outer: torch.optim.Optimizer | None = None
         self._groups: dict[torch.optim.Optimizer, int] = {}  # how many each was given with
         self._unclaimed = State({})
@@ -442,7 +443,9 @@ def _watch_optimizers(live: TrackedObjects) -> None:
     seen: weakref.WeakKeyDictionary[torch.optim.Optimizer, int] = weakref.WeakKeyDictionary()
     layers: list[weakref.ref[Any]] = []  # that FSDP2 shards; torch keeps what is below
 
-    def before_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:  # noqa: ANN401
+    def before_step(
+        optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
         alive = reference()
         if alive is None:
             return
@@ -456,7 +459,7 @@ def _watch_optimizers(live: TrackedObjects) -> None:
             alive.check_optimizer(optimizer)
             seen[optimizer] = len(optimizer.param_groups)
         if any(optimizer is other for other in alive.others.values()):
-            alive.before_step(optimizer)
+            alive.before_step(optimizer, any(map(callable, (*args[1:], *kwargs.values()))))
         elif not any(optimizer is one for other in alive.others.values() for one in _held(other)):
             return
         if alive.void:

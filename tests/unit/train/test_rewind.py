@@ -247,6 +247,29 @@ def test_a_step_that_is_done_again_may_begin_with_a_state_that_has_come_since(gi
     assert rewind.begins_otherwise() is not given
 
 
+def test_the_first_step_of_a_joiner_is_done_again_with_what_it_began_with():
+    """It has not seen yet what the loop does."""
+    model, rewind = torch.nn.Linear(2, 1), Rewind()
+    rewind.prepared([model])
+    rewind.set_out(copies=True)
+    was = model.weight.clone()
+    with torch.no_grad():
+        model.weight.mul_(0.9)
+    assert rewind.keep_tensors([], again=False)
+    rewind.due = True
+    rewind.restore({})
+    assert torch.equal(model.weight, was)
+
+
+def test_a_frozen_part_of_inference_mode_stays_as_it_is():
+    with torch.inference_mode():
+        frozen = torch.nn.Linear(2, 2).requires_grad_(requires_grad=False)
+    rewind = set_out(torch.nn.Sequential(frozen, torch.nn.Linear(2, 1)))
+    assert rewind.keep_tensors([], again=False)
+    rewind.due = True
+    rewind.restore({})
+
+
 @pytest.mark.parametrize("past_the_counters", [True, False])
 def test_parameters_that_change_before_the_step_turns_out_void_are_named_or_copied(
     past_the_counters,

@@ -13,13 +13,14 @@ ROWS = torch.rand(24, 4, generator=torch.Generator().manual_seed(1))
 BATCH = 4
 
 
-def trained(directory, body, bad=None, **options):
+def trained(directory, body, bad=None, left_out=2, **options):
     """The parameters after `body(model, optimizer, batch, nan)` for each batch, and the outcome.
 
     Args:
         directory: of the run.
         body: of the loop.
         bad: the number of a batch of which a pass may come to nothing; None: it is not there.
+        left_out: the number of the one that is not there then.
         options: of the run.
     """
     found = {}
@@ -30,7 +31,8 @@ def trained(directory, body, bad=None, **options):
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.5)
         scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.9)
         model, optimizer, scheduler = ctx.prepare(model, optimizer, scheduler)
-        rows = ROWS if bad is not None else torch.cat([ROWS[:8], ROWS[12:]])
+        cut = torch.cat([ROWS[: 4 * left_out], ROWS[4 * left_out + 4 :]])
+        rows = ROWS if bad is not None else cut
         for epoch in ctx.loader(TensorDataset(rows), batch_size=BATCH, shuffle=False).epochs(1):
             for (x,) in epoch:
                 there = bad is not None and torch.equal(x, ROWS[4 * bad : 4 * bad + 4])
@@ -87,6 +89,31 @@ def sharpness_aware_from_its_first_pass(model, optimizer, scheduler, x, factor):
     sharpness_aware(model, optimizer, scheduler, x, factor, first=factor)
 
 
+def decays_before_a_closure(model, optimizer, scheduler, x, factor):
+    def closure():
+        optimizer.zero_grad()
+        loss = factor * loss_of(model, x)
+        loss.backward()
+        return loss
+
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(0.9)
+    optimizer.step(closure)
+
+
+def sharpness_aware_in_its_first_pass(model, optimizer, scheduler, x, factor):
+    sharpness_aware(model, optimizer, scheduler, x, 1.0, first=factor)
+
+
+def a_batch_later(model, optimizer, scheduler, x, factor):
+    """Gradients are used when the next batch is there."""
+    optimizer.step()
+    optimizer.zero_grad()
+    (factor * loss_of(model, x)).backward()
+
+
+@pytest.mark.parametrize("bad", [0, 2])
 @pytest.mark.parametrize(
     "body",
     [
@@ -94,19 +121,26 @@ def sharpness_aware_from_its_first_pass(model, optimizer, scheduler, x, factor):
         decays_past_the_counters,
         sharpness_aware,
         sharpness_aware_from_its_first_pass,
+        sharpness_aware_in_its_first_pass,
+        decays_before_a_closure,
+        a_batch_later,
     ],
 )
-def test_a_batch_that_is_left_out_leaves_no_trace(tmp_path, body):
-    quiet, outcome = trained(tmp_path / "without", body)
+def test_a_batch_that_is_left_out_leaves_no_trace(tmp_path, body, bad):
+    quiet, outcome = trained(tmp_path / "without", body, left_out=bad)
     assert outcome.kind == "finished", outcome
-    found, outcome = trained(tmp_path / "with", body, bad=2)
+    found, outcome = trained(tmp_path / "with", body, bad=bad)
     assert outcome.kind == "finished", outcome
     for name, value in quiet.items():
         torch.testing.assert_close(found[name], value, msg=name)
 
 
-def test_the_first_of_all_steps_cannot_be_taken_back_and_says_so(tmp_path):
-    _, outcome = trained(tmp_path, decays_first, bad=0)
+def test_what_no_step_before_has_done_cannot_be_taken_back_and_says_so(tmp_path):
+    def decays_once(model, optimizer, scheduler, x, factor):
+        body = decays_first if factor != 1 else sharpness_aware
+        body(model, optimizer, scheduler, x, factor)
+
+    _, outcome = trained(tmp_path, decays_once, bad=2)
     assert isinstance(outcome.error, TrainError)
     assert "a parameter of the model" in str(outcome.error)
 
