@@ -5,6 +5,7 @@ any number of workers, and a sample that a dead worker had is augmented alike by
 `python examples/augmentation.py`; under a minute on two cores.
 """
 
+import argparse
 import sys
 import tempfile
 
@@ -80,4 +81,6 @@ def main() -> int:
 
 
 if __name__ == "__main__":
+    lines = argparse.RawDescriptionHelpFormatter
+    argparse.ArgumentParser(description=__doc__, formatter_class=lines).parse_args()
     sys.exit(main())

@@ -6,6 +6,7 @@ first one has stored. `python examples/finetune_huggingface.py`; needs transform
 on two cores.
 """
 
+import argparse
 import os
 import sys
 import tempfile
@@ -82,4 +83,6 @@ def main() -> int:
 
 
 if __name__ == "__main__":
+    lines = argparse.RawDescriptionHelpFormatter
+    argparse.ArgumentParser(description=__doc__, formatter_class=lines).parse_args()
     sys.exit(main())

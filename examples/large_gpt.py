@@ -9,6 +9,7 @@ With `exact=True` the two States have the same bytes.
 Run it with `python examples/large_gpt.py`. About a minute on two cores.
 """
 
+import argparse
 import os
 import sys
 import tempfile
@@ -140,4 +141,6 @@ def main() -> int:
 
 
 if __name__ == "__main__":
+    lines = argparse.RawDescriptionHelpFormatter
+    argparse.ArgumentParser(description=__doc__, formatter_class=lines).parse_args()
     sys.exit(main())

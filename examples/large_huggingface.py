@@ -8,6 +8,7 @@ process has which is fed the same batches, and transformers loads it.
 Run it with `python examples/large_huggingface.py`; needs transformers. Under a minute on two cores.
 """
 
+import argparse
 import os
 import sys
 import tempfile
@@ -99,4 +100,6 @@ def main() -> int:
 
 
 if __name__ == "__main__":
+    lines = argparse.RawDescriptionHelpFormatter
+    argparse.ArgumentParser(description=__doc__, formatter_class=lines).parse_args()
     sys.exit(main())

@@ -5,6 +5,7 @@ the stored model that shares most layers with it. The best is then trained by th
 `python examples/mnist1d_search.py`; two or three minutes on two cores.
 """
 
+import argparse
 import sys
 import tempfile
 
@@ -69,4 +70,6 @@ def main() -> int:
 
 
 if __name__ == "__main__":
+    lines = argparse.RawDescriptionHelpFormatter
+    argparse.ArgumentParser(description=__doc__, formatter_class=lines).parse_args()
     sys.exit(main())

@@ -6,6 +6,7 @@ comes (dynamic quantisation, so no samples are needed to calibrate it). `python
 examples/quantize.py`; needs the extra `onnx`; half a minute on two cores.
 """
 
+import argparse
 import os
 import subprocess
 import sys
@@ -80,4 +81,6 @@ def main() -> int:
 
 
 if __name__ == "__main__":
+    lines = argparse.RawDescriptionHelpFormatter
+    argparse.ArgumentParser(description=__doc__, formatter_class=lines).parse_args()
     sys.exit(main())

@@ -8,6 +8,7 @@ stays the same. Beside it plain torch in one process, with a reservoir and with 
 Run it with `python examples/rehearsal.py`. Less than a minute on two cores.
 """
 
+import argparse
 import os
 import random
 import sys
@@ -125,4 +126,6 @@ def main() -> int:
 
 
 if __name__ == "__main__":
+    lines = argparse.RawDescriptionHelpFormatter
+    argparse.ArgumentParser(description=__doc__, formatter_class=lines).parse_args()
     sys.exit(main())

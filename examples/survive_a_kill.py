@@ -6,6 +6,7 @@ by a live peer, and the audit shows that every sample of every epoch was used ex
 Run it with `python examples/survive_a_kill.py`. About a minute on two cores.
 """
 
+import argparse
 import os
 import sys
 import tempfile
@@ -90,4 +91,6 @@ def main() -> int:
 
 
 if __name__ == "__main__":
+    lines = argparse.RawDescriptionHelpFormatter
+    argparse.ArgumentParser(description=__doc__, formatter_class=lines).parse_args()
     sys.exit(main())

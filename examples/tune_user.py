@@ -1,5 +1,6 @@
 """A Ray Tune script as it was, but for its search_alg: four at random, then elastix's Evolution."""
 
+import argparse
 import tempfile
 from typing import Any
 
@@ -30,6 +31,8 @@ def train(config: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
+    lines = argparse.RawDescriptionHelpFormatter
+    argparse.ArgumentParser(description=__doc__, formatter_class=lines).parse_args()
     tuner = tune.Tuner(
         train,
         param_space={

@@ -9,11 +9,14 @@ The same name and store go on where a stopped or killed job was.
 import sys
 from pathlib import Path
 
-import typer
-
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from jobs import recipes
+from elastix.interrupts import importing
+
+with importing("jobs/train.py"):
+    import typer
+
+    from jobs import recipes
 
 
 def main(

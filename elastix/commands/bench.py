@@ -58,11 +58,17 @@ def bench(
         ScalingConfig(num_workers=size, cpus_per_worker=cpus)  # refuses what cannot be
     chosen = pairs(config or [])
     page = out or Path(f"{script.stem}-bench.html")
-    if page.suffix != ".html" or page.is_dir() or not page.absolute().parent.is_dir():
+    if page.suffix != ".html" or page.is_dir():
         raise ConfigError(
-            f"{page} cannot be the page: it is no .html file in a directory that exists. Nothing "
-            "was started. Name another: --out."
+            f"{page} cannot be the page: it is no .html file. Nothing was started. Name another: "
+            "--out."
         )
+    try:  # before minutes are spent
+        page.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(
+            f"{page} cannot be the page: {error}. Nothing was started. Name another: --out."
+        ) from error
     with undisturbed(as_json):
         train = train_function(script, function)
         measured = _measure(train, chosen, sizes, timing, ddp=ddp, cpus=cpus, seed=seed)

@@ -1,10 +1,11 @@
 """What a verb that fails says, and the code it ends with.
 
 2 for what the user asked for and cannot have (ConfigError, wrong arguments), 1 for everything else
-that failed, 0 otherwise.
+that failed, 130 after Ctrl-C, 0 otherwise.
 """
 
 import inspect
+import sys
 from collections.abc import Callable
 from functools import wraps
 from typing import ParamSpec, TypeVar
@@ -13,6 +14,7 @@ import typer
 
 from elastix.commands.output import complain
 from elastix.errors import ConfigError, ElastixError
+from elastix.observe.excepthook import was_told
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -37,6 +39,10 @@ def says(command: Callable[P, T]) -> Callable[P, T]:
                 raise
             complain(f"elastix: {error}")
             raise typer.Exit(2 if isinstance(error, ConfigError) else 1) from error
+        except KeyboardInterrupt as error:
+            if not was_told(error):
+                complain("elastix: interrupted")
+            sys.exit(130)
         except (typer.Exit, typer.Abort, typer.BadParameter, BrokenPipeError):
             raise  # typer ends quietly if `| head` has seen enough
         except Exception as error:  # the border of the process

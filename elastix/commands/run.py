@@ -14,6 +14,7 @@ import typer
 from elastix.commands.output import AsJson, print_table, undisturbed
 from elastix.config import RunConfig, ScalingConfig
 from elastix.errors import ConfigError, ElastixError
+from elastix.interrupts import heeding
 
 _NOT_THE_USERS = (__file__, "<frozen importlib")
 
@@ -54,9 +55,9 @@ def run(
     _require_file(script)
     chosen = run_config(name, store, seed, otherwise=script.stem, whose="A run has its script's")
     settings = pairs(config or [])
-    with undisturbed(as_json):
+    with undisturbed(as_json), heeding():
         train = train_function(script, function)
-    from elastix.train.on_ray.trainer import ElasticTrainer  # Ray is imported when it is needed
+        from elastix.train.on_ray.trainer import ElasticTrainer  # not for --help
 
     trainer = ElasticTrainer(train, config=settings, scaling=scaling, run=chosen, quiet=as_json)
     with undisturbed(as_json):

@@ -30,11 +30,16 @@ def told(error: E) -> E:
     return error
 
 
+def was_told(error: BaseException) -> bool:
+    """Whether an exception was marked so."""
+    return bool(getattr(error, _TOLD, False))
+
+
 _previous = [sys.__excepthook__]
 
 
 def _hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    if not getattr(error, _TOLD, False):
+    if not was_told(error):
         _previous[-1](kind, error, trace)
         return
     sys.stderr.write("".join(f"{line}\n" for line in _lines(error)))

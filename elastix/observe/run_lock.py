@@ -19,7 +19,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from elastix.errors import Conflict, StoreError
+from elastix.errors import Conflict, Full, StoreError
 
 DRIVER_LOCK = "driver.lock"
 """In the folder of a run: held by the process that trains it, before there is a journal."""
@@ -62,7 +62,7 @@ class Lock:
 
     Raises:
         Conflict: somebody else holds it; names them.
-        StoreError: there can be no lock here.
+        StoreError: there can be no lock here. Full: there is no room to say who holds it.
     """
 
     _file = -1
@@ -80,13 +80,17 @@ class Lock:
         deadline = time.monotonic() + patience_s
         try:
             while not self._take(path):
-                if time.monotonic() >= deadline:
+                if time.monotonic() >= deadline and not self._looked_at(path):
                     who = _holder(self._file) or "a process that has just begun"
                     raise Conflict(f"{what} by {who}. {refusal}")
                 time.sleep(_AGAIN_S)
             os.ftruncate(self._file, 0)
             os.pwrite(self._file, json.dumps(asdict(me)).encode(), 0)
             os.fsync(self._file)
+        except OSError as error:
+            self._forget()
+            kind = Full if Full.tells(error) else StoreError
+            raise kind(f"{path} cannot be written: {error}. Nothing was started.") from error
         except BaseException:
             self._forget()
             raise
@@ -106,6 +110,13 @@ class Lock:
                 return True
             os.close(self._file)
             self._file = -1
+
+    def _looked_at(self, path: Path) -> bool:
+        """Whether those who have it share it: they ask who the holder is, for a moment."""
+        shared = _taken(self._file, fcntl.LOCK_SH, path)
+        if shared:
+            fcntl.flock(self._file, fcntl.LOCK_UN)
+        return shared
 
     def close(self) -> None:
         """Let others have it."""

@@ -146,6 +146,10 @@ class TrialsConsole:
             self._summed = now
             self._tell(f"{self._trials()}   {self._pace()}{self._size()}", "")
 
+    def interrupted(self) -> None:
+        """The only line if Ctrl-C came before the campaign had begun."""
+        self._print(f"{self._name} interrupted; run() again goes on   {self._where}", "bold yellow")
+
     # ------------------------------------------------------------------ what happened
 
     def _start(self, event: CampaignStarted) -> None:

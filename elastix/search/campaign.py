@@ -43,6 +43,8 @@ from elastix.errors import (
     StoreError,
 )
 from elastix.events import CampaignEnded, CampaignStarted, Events
+from elastix.interrupts import heeding
+from elastix.observe.excepthook import told, was_told
 from elastix.observe.journal import Journal
 from elastix.observe.loggers import Logger, LoggerThread
 from elastix.observe.trials_console import TrialsConsole
@@ -244,6 +246,14 @@ class Campaign:
             KeyboardInterrupt: Ctrl-C; `run()` again goes on.
         """
         refuse_while_loading("run()")
+        try:
+            return self._run_here()
+        except KeyboardInterrupt as interrupt:
+            if not was_told(interrupt):
+                TrialsConsole(self.name, self._run.directory, None, quiet=self._quiet).interrupted()
+            raise told(interrupt) from None
+
+    def _run_here(self) -> Results:
         if self._gate is not None:
             self._gate.check(self._checked_space.get_default_configuration())
         searcher = self._begun(self._run.seed)
@@ -330,6 +340,9 @@ class Campaign:
             try:
                 loop.run()
                 outcome, message = "finished", ""
+            except KeyboardInterrupt as interrupt:
+                told(interrupt)
+                raise
             except ElastixError as error:
                 outcome, message = "failed", str(error)
                 raise
@@ -371,7 +384,8 @@ class Campaign:
         return _MAX_LOSSES if allowed is None else allowed
 
     def _pool(self) -> Executor:
-        from elastix.search.executors.pool import Pool  # Ray is imported when it is needed
+        with heeding():
+            from elastix.search.executors.pool import Pool  # Ray is imported when it is needed
 
         return Pool(
             scaling=self._scaling,

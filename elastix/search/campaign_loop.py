@@ -193,7 +193,7 @@ class Loop:
         """Wait for what happens next, and take it up."""
         try:
             news = self._executor.poll(timeout_s)
-        except KeyboardInterrupt:
+        except (KeyboardInterrupt, SystemExit):  # Ctrl-C or SIGTERM
             # Here, where nearly all the time goes, nothing is halfway.
             self._book.write(snapshot=True)
             raise

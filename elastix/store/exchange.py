@@ -142,4 +142,5 @@ def catalogue(entries: Sequence[Entry], path: Path) -> None:
         }
     )
     with storage_errors(f"writing {path}"):
+        path.parent.mkdir(parents=True, exist_ok=True)
         pq.write_table(table, path)

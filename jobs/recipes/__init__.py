@@ -18,6 +18,7 @@ from elastix.commands.run import load as load_file
 from elastix.commands.run import run_config as named_run
 from elastix.config import RunConfig
 from elastix.errors import ConfigError, ElastixError
+from elastix.observe.excepthook import was_told
 
 
 def names() -> list[str]:
@@ -69,6 +70,10 @@ def told() -> Iterator[None]:
     """End the program with what an error of elastix says, and without its traceback."""
     try:
         yield
+    except KeyboardInterrupt as interrupt:
+        if not was_told(interrupt):
+            complain("interrupted")
+        sys.exit(130)
     except ElastixError as error:
         complain(str(error))
         sys.exit(2 if isinstance(error, ConfigError) else 1)

@@ -191,7 +191,7 @@ def test_ctrl_c_leaves_nothing_behind(tmp_path, phase):
         ([SCRIPT, "--cpus", "0"], "must occupy some CPU"),
         ([SCRIPT, "--seed", "-1"], "seed"),
         ([SCRIPT, "--set", "lr"], "give KEY=VALUE"),
-        ([SCRIPT, "--out", "/no/such/place/x.html"], "cannot be the page"),
+        ([SCRIPT, "--out", "/dev/null/x.html"], "cannot be the page"),
         ([SCRIPT, "--out", SCRIPT], "cannot be the page"),
         ([SCRIPT, "--function", "fit"], "has no 'fit'"),
     ],

@@ -100,9 +100,19 @@ def test_a_script_uses_the_cluster_it_is_connected_to_and_leaves_it_running(clus
     assert cluster.available_resources()["CPU"] >= free
 
 
-@pytest.mark.parametrize("own", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_ctrl_c_ends_the_run_at_once_and_leaves_it_resumable(cluster, folder, own):
-    """Whether the script has started a Ray of its own, or uses one that is there."""
+@pytest.mark.parametrize(
+    ("own", "sent"),
+    [
+        (False, signal.SIGINT),
+        pytest.param(True, signal.SIGINT, marks=pytest.mark.slow),
+        pytest.param(True, signal.SIGTERM, marks=pytest.mark.slow),
+    ],
+)
+def test_ctrl_c_ends_the_run_at_once_and_leaves_it_resumable(cluster, folder, own, sent):
+    """Whether the script has started a Ray of its own, or uses one that is there.
+
+    What a scheduler sends does the same to a Ray of its own.
+    """
     address = cluster.get_runtime_context().gcs_address
     before = "" if own else f"ray.init(address={address!r}, log_to_driver=False)"
     process = start(folder, epochs=100_000, before=before)
@@ -112,10 +122,14 @@ def test_ctrl_c_ends_the_run_at_once_and_leaves_it_resumable(cluster, folder, ow
         lines.append(line)
         if "accuracy" in line:
             break
-    os.killpg(process.pid, signal.SIGINT)  # as a terminal does
+    if sent == signal.SIGINT:
+        os.killpg(process.pid, sent)  # as a terminal does
+    else:
+        process.send_signal(sent)
     output, _ = process.communicate(timeout=60)
     # Where Ray is up still, its own hook for exceptions makes it 1.
-    assert process.returncode == (-signal.SIGINT if own else 1), output
+    code = 128 + sent if sent == signal.SIGTERM else -sent if own else 1
+    assert process.returncode == code, output
     assert "Traceback" not in output
     told = [line for line in output.splitlines() if "interrupted after step" in line]
     assert len(told) == 1

@@ -69,7 +69,7 @@ def test_changing(built: tuple[Path, Ref, Ref], tmp_path: Path) -> None:
     ref = answer(root, "import", str(foreign), "--tag", "new", "--parent", "best")["ref"]
     shown = answer(root, "show", "new")
     assert (shown["ref"], shown["parents"], shown["meta"]) == (ref, [second], {"from": "elsewhere"})
-    run(root, "export", "all", str(tmp_path / "all.parquet"))
+    run(root, "export", "all", str(tmp_path / "new" / "all.parquet"))
     assert answer(root, "tag", "old", first) == {"best": second, "new": ref, "old": first}
     assert answer(root, "tag", "old", "--delete") == {"best": second, "new": ref}
     assert answer(root, "retire", first)["retired"] == first

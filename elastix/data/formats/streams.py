@@ -89,6 +89,10 @@ def write_tar(files: Iterable[tuple[str, bytes]], out: Path) -> int:
     draft = out.with_name(f".{out.name}.{secrets.token_hex(4)}")
     count = 0
     try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"{out} cannot be written: {error}. Nothing was written.") from error
+    try:
         with tarfile.open(draft, "w", format=tarfile.PAX_FORMAT) as archive:
             for name, body in files:
                 info = tarfile.TarInfo(name)

@@ -76,7 +76,7 @@ class _Run:
         worker: str,
     ) -> Ended:
         work = self._work
-        started_s = time.time()
+        started_s, began = time.time(), time.monotonic()
         kind, trace = EndedKind.FINISHED, ""
         error: ElastixError | None = None
         try:
@@ -118,7 +118,7 @@ class _Run:
             summary=_first_line(error),
             traceback=trace,
             started_s=started_s,
-            finished_s=time.time(),
+            finished_s=started_s + time.monotonic() - began,  # clocks are set
             worker=worker,
             peak_bytes=int(self._peak),
         )

@@ -92,7 +92,7 @@ def execute(
         alone=True,
     )
     found = Findings(work.number, tell)
-    started_s = time.time()
+    started_s, began = time.time(), time.monotonic()
     memory = PeakMemory(device or torch.device("cpu"))
     with _folder_kept(), _settings_kept():
         outcome = run_alone(train, work.config, settings, found.hear, device=device, halted=halted)
@@ -113,7 +113,7 @@ def execute(
         summary=_summary(outcome),
         traceback=outcome.traceback,
         started_s=started_s,
-        finished_s=time.time(),
+        finished_s=started_s + time.monotonic() - began,  # clocks are set
         worker=worker,
         peak_bytes=peak,
         base_bytes=memory.base,

@@ -2,14 +2,18 @@
 
 import logging
 import os
+import signal
 import socket
+import sys
 import tempfile
+import threading
 from typing import Any
 
 import ray
 from ray._private.utils import read_ray_address
 
 from elastix.errors import ConfigError
+from elastix.interrupts import heeding
 
 logger = logging.getLogger(__name__)
 
@@ -43,19 +47,38 @@ def _is_news(record: logging.LogRecord) -> bool:
 def init_ray(address: str | None, **options: Any) -> None:  # noqa: ANN401 - of ray.init
     """ray.init, for which the path of the folder for temporary files can be too long.
 
+    Ray puts handlers of SIGTERM of its own in place of the user's. The one that stays kills Ray's
+    processes before anything of ours has ended, and this one then aborts with a dump.
+
     Raises:
         ConfigError: it is.
     """
-    try:
-        ray.init(address, **options)
-    except OSError as error:
-        if "AF_UNIX path length" not in str(error):
-            raise
-        raise ConfigError(
-            "Ray cannot start: its sockets lie in the folder for temporary files, "
-            f"{tempfile.gettempdir()}, and their paths must not be longer than 107 bytes. Nothing "
-            "was started. Set RAY_TMPDIR=/tmp, or another folder with a path of up to 40 bytes."
-        ) from error
+    before = signal.getsignal(signal.SIGTERM)
+    with heeding() as has_come:
+        try:
+            ray.init(address, **options)
+        except OSError as error:
+            if "AF_UNIX path length" not in str(error):
+                raise
+            raise ConfigError(
+                "Ray cannot start: its sockets lie in the folder for temporary files, "
+                f"{tempfile.gettempdir()}, and their paths must not be longer than 107 bytes. "
+                "Nothing was started. Set RAY_TMPDIR=/tmp, or another folder with a path of up to "
+                "40 bytes."
+            ) from error
+        finally:
+            if threading.current_thread() is threading.main_thread():
+                kept = None if before is signal.SIG_DFL else before
+                signal.signal(signal.SIGTERM, kept or _end)
+            if has_come(signal.SIGTERM):
+                signal.raise_signal(signal.SIGTERM)  # Ray may have lost it
+
+
+def _end(number: int, frame: object) -> None:
+    """End this process in good order, as after Ctrl-C; another SIGTERM ends it at once."""
+    del frame
+    signal.signal(number, signal.SIG_DFL)
+    sys.exit(128 + number)
 
 
 def _is_gone(noted: str | None) -> bool:

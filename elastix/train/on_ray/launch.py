@@ -213,11 +213,13 @@ class Launch:
         ):
             try:
                 ended = follow(controller, console, self._listen(feed, deaths))
-            except KeyboardInterrupt:
+            except (KeyboardInterrupt, SystemExit) as asked:  # Ctrl-C or SIGTERM
                 if not detached:
-                    stop(controller)
+                    with contextlib.suppress(KeyboardInterrupt):  # once more: it is not waited for
+                        stop(controller)
                 console.interrupted(goes_on=detached)
-                raise told(KeyboardInterrupt()) from None
+                asked.__context__ = None
+                raise told(asked) from None
             finally:
                 if not detached:
                     ray.kill(controller)

@@ -27,6 +27,7 @@ from elastix.config import (
 )
 from elastix.errors import ConfigError, StoreError
 from elastix.events import RunStarted
+from elastix.interrupts import heeding
 from elastix.observe.console import Console
 from elastix.observe.loggers import Logger
 from elastix.store import Store
@@ -155,7 +156,8 @@ class ElasticTrainer:
         found = self._finished(opening)
         if found is not None:
             return found
-        from elastix.train.on_ray.launch import Launch  # Ray takes a second to import
+        with heeding():
+            from elastix.train.on_ray.launch import Launch  # Ray takes a second to import
 
         return Launch(self._train, self._asked, opening).fit()
 

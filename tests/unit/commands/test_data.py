@@ -87,7 +87,7 @@ def test_tables_have_their_own(tmp_path):
 
 @pytest.mark.parametrize("name", ["numbers", "make"])
 def test_a_stream_is_written_once(tmp_path, script, name):
-    out = tmp_path / "s.tar"
+    out = tmp_path / "new" / "s.tar"
     told = json.loads(run(f"{script}:{name}", "--out", out, "--json").stdout)
     assert told[0]["samples"] == 5
     data = elastix.Tar(out, decode=lambda parts: pickle.loads(parts["pkl"]))

@@ -12,7 +12,7 @@ import pytest
 import ray
 
 import elastix
-from elastix.errors import Conflict, StoreError
+from elastix.errors import Conflict, Full, StoreError
 from elastix.events import Resumed
 from elastix.observe.journal import Journal, lock_of, read
 from elastix.observe.run_lock import Lock, holder
@@ -187,3 +187,29 @@ def test_where_there_can_be_no_folder_it_says_so(tmp_path, monkeypatch, place):
     folder.rmdir()
     with pytest.raises(StoreError, match=r"x\.lock cannot be locked: .*No such file"):
         Lock(Path(place), "this")
+
+
+def test_whoever_only_asks_who_holds_it_keeps_nobody_out(tmp_path, monkeypatch):
+    """`elastix runs` asks that of every run, perhaps just when one of them starts."""
+    path = tmp_path / "x.lock"
+    Lock(path, WHAT).close()
+    asking = os.open(path, os.O_RDONLY)
+    fcntl.flock(asking, fcntl.LOCK_SH)
+    monkeypatch.setattr(time, "sleep", lambda _: fcntl.flock(asking, fcntl.LOCK_UN))
+    with Lock(path, WHAT):
+        assert holder(path) is not None
+    os.close(asking)
+
+
+def test_on_a_full_disk_nobody_holds_it_and_the_error_says_why(tmp_path, monkeypatch):
+    path = tmp_path / "x.lock"
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "pwrite", full)
+        with pytest.raises(Full, match="No space left"):
+            Lock(path, WHAT)
+    assert holder(path) is None
+    Lock(path, WHAT).close()

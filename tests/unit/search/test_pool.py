@@ -5,6 +5,7 @@ from collections import deque
 import ray
 
 from elastix.search.executors.executor import Ended, EndedKind, Work, WorkReport
+from elastix.search.executors.in_process import execute
 from elastix.search.executors.packer import Placement
 from elastix.search.executors.pool import Pool, _Given, _WorkerHandle
 from elastix.search.executors.pool_worker import Hello, packed
@@ -41,3 +42,20 @@ def test_work_whose_answer_was_lost_is_run_again():
     (told,) = pool._take(handle, "first", ray.exceptions.WorkerCrashedError())
     assert (told.number, told.kind) == (7, EndedKind.LOST)
     assert not handle.inhand
+
+
+def test_a_clock_that_is_set_back_does_not_make_work_short(monkeypatch):
+    """Work that is short is queued eight deep."""
+    pool, now = Pool(), [1e9]
+    monkeypatch.setattr("time.time", lambda: now[0])
+
+    def train(ctx):
+        now[0] -= 3600.0
+
+    first = given(7, "first")
+    said = Hello(node="n", pid=1, host="n")
+    handle = _WorkerHandle(0, None, "greeting", hello=said, inhand=deque([first]))
+    ended = execute(train, first.work, worker="w", tell=print)
+    pool._take(handle, "first", packed(ended))
+    assert 0.0 <= ended.finished_s - ended.started_s < 60.0
+    assert pool._depth == 1

@@ -1,7 +1,11 @@
 """Which Ray a driver uses that was told of none."""
 
+import contextlib
 import logging
+import os
+import signal
 import socket
+import sys
 
 import pytest
 import ray
@@ -89,3 +93,35 @@ def test_a_folder_whose_path_is_too_long_for_sockets_is_named(monkeypatch, tmp_p
     monkeypatch.setattr(find_ray.tempfile, "gettempdir", lambda: str(tmp_path))
     with pytest.raises(ConfigError, match=f"{tmp_path}.*Set RAY_TMPDIR=/tmp"):
         find_ray.find_or_start_ray()
+
+
+def test_sigterm_that_ray_loses_while_it_starts_ends_the_process_all_the_same(monkeypatch):
+    def init(address, **options):
+        signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(number))
+        with contextlib.suppress(SystemExit):
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(ray, "init", init)
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        with pytest.raises(SystemExit) as ended:
+            find_ray.init_ray("local")
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert ended.value.code == 128 + signal.SIGTERM
+
+
+def test_ray_leaves_a_user_s_handler_of_sigterm_in_place(monkeypatch):
+    heard = []
+    before = signal.signal(signal.SIGTERM, lambda number, frame: heard.append(number))
+
+    def init(address, **options):
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+
+    monkeypatch.setattr(ray, "init", init)
+    try:
+        find_ray.init_ray("local")
+        os.kill(os.getpid(), signal.SIGTERM)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert heard == [signal.SIGTERM]

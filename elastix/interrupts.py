@@ -1,0 +1,85 @@
+"""Ctrl-C and SIGTERM that somebody else has swallowed, noticed all the same.
+
+Libraries that import something optional catch everything meanwhile, KeyboardInterrupt too, and go
+on half imported: they fail in some odd way, much later. Ray, while it starts, loses the SystemExit
+that its own handler of SIGTERM raises. Python writes the number of each signal that it handles to
+a file descriptor, whatever becomes of the exception: here it is looked at.
+
+Not here: what a run or a campaign does when it is interrupted.
+"""
+
+import contextlib
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from importlib.machinery import ModuleSpec
+
+
+@contextlib.contextmanager
+def heeding() -> Iterator[Callable[[int], bool]]:
+    """Raise a swallowed KeyboardInterrupt again at the next import within, and at the end.
+
+    Gives a function that says whether some signal has come since. In the main thread only, which
+    alone handles signals.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield lambda number: False
+        return
+    receiver, sender = socket.socketpair()
+    with receiver, sender:
+        receiver.setblocking(False)
+        sender.setblocking(False)
+        before = signal.set_wakeup_fd(sender.fileno(), warn_on_full_buffer=False)
+        finder = _Finder(receiver)
+        sys.meta_path.insert(0, finder)
+        try:
+            yield finder.has_come
+        except Exception:
+            finder.heed()  # it may have come of what is half imported
+            raise
+        finally:
+            sys.meta_path.remove(finder)
+            signal.set_wakeup_fd(before)
+        finder.heed()
+
+
+@contextlib.contextmanager
+def importing(program: str) -> Iterator[None]:
+    """End a program that is interrupted within with one line, instead of a traceback."""
+    try:
+        with heeding():
+            yield
+    except KeyboardInterrupt:
+        sys.stderr.write(f"{program}: interrupted\n")
+        sys.exit(130)
+
+
+class _Finder:
+    """Finds no module. Python asks it for each that is not imported yet."""
+
+    def __init__(self, receiver: socket.socket) -> None:
+        self._receiver = receiver
+        # Another handler may have done what it was to do.
+        self._raises = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: object = None
+    ) -> ModuleSpec | None:
+        del name, path, target
+        if threading.current_thread() is threading.main_thread():
+            self.heed()
+        return None
+
+    def heed(self) -> None:
+        """Raise KeyboardInterrupt if Ctrl-C has come."""
+        if self._raises and self.has_come(signal.SIGINT):
+            raise KeyboardInterrupt
+
+    def has_come(self, number: int) -> bool:
+        """Whether a signal with that number has."""
+        try:
+            return number in self._receiver.recv(1024, socket.MSG_PEEK)
+        except BlockingIOError:
+            return False
