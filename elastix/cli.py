@@ -292,7 +292,9 @@ def retire(ref: Name, store: Where = STORE, as_json: AsJson = False) -> None:
 @_says
 def tag(
     name: Annotated[str, typer.Argument(help="The tag.")],
-    ref: Annotated[str | None, typer.Argument(help="What it shall mean; none lists it.")] = None,
+    ref: Annotated[
+        str | None, typer.Argument(help="Tag or ref of the model that it names.")
+    ] = None,
     store: Where = STORE,
     delete: Annotated[bool, typer.Option("--delete", "-d", help="Remove the tag.")] = False,
     as_json: AsJson = False,

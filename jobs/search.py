@@ -21,7 +21,9 @@ with importing("jobs/search.py"):
 
 def main(
     recipe: str = typer.Option(..., help="A recipe's name, or the path of its file."),
-    store: str = typer.Option("runs/store", help="Where all nodes reach it."),
+    store: str = typer.Option(
+        "runs/store", envvar="ELASTIX_STORE", help="Where all nodes reach it."
+    ),
     name: str = typer.Option("", help="Of the run; the recipe's by default."),
     seed: int = 0,
 ) -> None:

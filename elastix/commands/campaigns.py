@@ -1,6 +1,7 @@
 """`elastix campaign list|show|resume`: what a store knows of searches, and going on with one."""
 
 import sys
+from collections.abc import Mapping
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
@@ -95,38 +96,33 @@ def resume(
     name: Name,
     store: Folder = STORE,
     trials: Annotated[int | None, typer.Option(help="So many trials in all.")] = None,
+    epochs: Annotated[
+        float | None, typer.Option(help="So many epochs in all, of all trials together.")
+    ] = None,
     time_s: Annotated[float | None, typer.Option(help="For so many seconds.")] = None,
     parallel: Annotated[int | None, typer.Option(help="So many at once.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Go on with a campaign where it was stopped or killed, or give it more trials.
+    """Go on with a campaign where it was stopped or killed, or give it a larger budget.
 
     It runs the train function as it was when the campaign was last started from its script.
     Run this where that script was run, so that its imports are found.
     """
+    given = {"trials": trials, "epochs": epochs, "time_s": time_s, "parallel": parallel}
     with undisturbed(as_json):
-        results = _resume(name, store, trials, time_s, parallel, quiet=as_json)
+        results = _resume(name, store, given, quiet=as_json)
     print_table(as_json, _overview(results), (), ())
 
 
-def _resume(
-    name: str,
-    store: str,
-    trials: int | None,
-    time_s: float | None,
-    parallel: int | None,
-    *,
-    quiet: bool,
-) -> "Results":
+def _resume(name: str, store: str, given: Mapping[str, float | None], *, quiet: bool) -> "Results":
     from elastix.search.executors import campaign_file  # it needs Ray
     from elastix.search.results import Results
 
     Results.open(store, name)  # or says which campaigns there are
     sys.path.insert(0, str(Path.cwd()))
     campaign = campaign_file.read(Path(store) / "runs" / name)
-    wanted = {"trials": trials, "time_s": time_s, "parallel": parallel}
-    given = {key: value for key, value in wanted.items() if value is not None}
-    resumed = campaign.again(budget=replace(campaign.budget, **given), store=store, quiet=quiet)
+    changed: dict[str, Any] = {limit: value for limit, value in given.items() if value is not None}
+    resumed = campaign.again(budget=replace(campaign.budget, **changed), store=store, quiet=quiet)
     found: Results = resumed.run()
     return found
 

@@ -15,7 +15,7 @@ app = typer.Typer(no_args_is_help=True)
 
 @app.callback()
 def data() -> None:
-    """Look after data: an index for what has none."""  # with one verb alone it would be the verb
+    """Make indexes of data that has none."""  # with one verb alone it would be the verb
 
 
 @app.command()

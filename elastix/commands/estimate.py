@@ -63,7 +63,9 @@ def estimate(
         typer.Option(help="JSON for FUNCTION(config). Default: that of the module's `space`."),
     ] = None,
     dtype: Annotated[str, typer.Option(help="Of the parameters.")] = "float32",
-    autocast: Annotated[str | None, typer.Option(help="Of the forward pass: bfloat16.")] = None,
+    autocast: Annotated[
+        str | None, typer.Option(help="Of the forward pass: bfloat16 or float16.")
+    ] = None,
     input_dtype: Annotated[str, typer.Option(help="Of a sample; int64 for tokens.")] = "float32",
     optimizer: Annotated[str, typer.Option(help="adamw, adam or sgd.")] = "adamw",
     mesh: Annotated[

@@ -167,7 +167,8 @@ def compare(
     ],
     store: Folder = STORE,
     out: Annotated[
-        Path | None, typer.Option("--out", "-o", help="The page; STORE/runs/compare.html.")
+        Path | None,
+        typer.Option("--out", "-o", help="The page; STORE/runs/compare.html by default."),
     ] = None,
     as_json: AsJson = False,
 ) -> None:

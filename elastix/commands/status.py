@@ -18,7 +18,7 @@ def status(
     ] = "auto",
     as_json: AsJson = False,
 ) -> None:
-    """List the training runs that are live on the cluster, with their progress and their losses."""
+    """List the training runs that are live on the cluster, with progress and lost workers."""
     with undisturbed(as_json):
         rows = live(address)
     columns = ("run", "running", "step", "done", "left", "workers", "goodput", "lost", "metrics")

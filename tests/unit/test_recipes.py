@@ -2,6 +2,8 @@
 
 import pytest
 import ray
+import typer
+from typer.testing import CliRunner
 
 import elastix
 from elastix.errors import ConfigError, StoreError
@@ -48,3 +50,13 @@ def test_so_is_one_of_which_only_a_part_can_be_made(tmp_path, monkeypatch):
     run = elastix.RunConfig(name="run", store=str(tmp_path))
     with pytest.raises(StoreError):
         recipes.load("digits", "trainer").trainer(run).fit()
+
+
+@pytest.mark.parametrize("job", [train, search])
+def test_the_store_of_a_job_is_that_of_the_commands(monkeypatch, job):
+    asked = []
+    monkeypatch.setattr(recipes, "run_config", lambda *given: asked.append(given[3]))
+    app = typer.Typer()
+    app.command()(job.main)
+    CliRunner().invoke(app, ["--recipe", "none"], env={"ELASTIX_STORE": "/shared"})
+    assert asked == ["/shared"]

@@ -214,3 +214,24 @@ def test_a_store_without_campaigns_is_said_to_be_and_a_wrong_folder_too(tmp_path
     empty = CliRunner().invoke(cli.app, ["campaign", "list", "--store", str(tmp_path)])
     assert empty.exit_code == 0
     assert f"{tmp_path} has no campaigns" in empty.stderr
+
+
+def test_any_limit_of_a_budget_can_be_raised_by_command(tmp_path, monkeypatch):
+    made = elastix.Campaign(
+        train,
+        space=SPACE,
+        metric="score",
+        budget=elastix.Budget(trials=1),
+        run=elastix.RunConfig(name="small", store=str(tmp_path)),
+        executor=Local(),
+        inherit=elastix.InheritConfig(mode="none"),
+        quiet=True,
+    )
+    results, asked = made.run(), []
+    monkeypatch.setattr(elastix.Campaign, "run", lambda self: asked.append(self.budget) or results)
+    given = [f"--{name.replace('_', '-')}=2" for name in vars(made.budget)]
+    ended = CliRunner().invoke(
+        cli.app, ["campaign", "resume", "small", f"--store={tmp_path}", *given]
+    )
+    assert ended.exit_code == 0, ended.output
+    assert asked == [elastix.Budget(trials=2, parallel=2, time_s=2.0, epochs=2.0)]
