@@ -219,11 +219,15 @@ class Space:
         config_values.check_choices(plain, "the space", may_be_empty=True)
         self.sample(generator(0))  # raises EmptySpace
 
+    @property
+    def _rule(self) -> str:
+        name: str = getattr(self._valid, "__qualname__", type(self._valid).__name__)
+        return name
+
     def __repr__(self) -> str:
         """All that it is made of, and nothing of where it lies in memory."""
-        rule = getattr(self._valid, "__qualname__", type(self._valid).__name__)
         parts = [repr(self.plain), *map(repr, self.blocks.values())]
-        return f"Space({', '.join(parts)}{f', valid={rule}' if self._valid else ''})"
+        return f"Space({', '.join(parts)}{f', valid={self._rule}' if self._valid else ''})"
 
     def plus(self, *clauses: Clause) -> "Space":
         """This space with further plain hyperparameters, such as those of an optimizer."""
@@ -247,7 +251,7 @@ class Space:
         for _ in range(config_values.TRIES):
             config = config_values.draw(self.plain, rng, evenly=evenly)
             config |= {name: part.sample(rng, evenly=evenly) for name, part in self.blocks.items()}
-            if self._valid is None or self._valid(config):
+            if self._is_allowed(config):
                 return config
         raise EmptySpace(
             f"none of {config_values.TRIES} random configurations is valid, the last of them "
@@ -312,8 +316,26 @@ class Space:
         """The configuration as proposals are: plain JSON values, of the hyperparameters' kinds.
 
         Raises:
-            ConfigError: it is not of this space; says what is wrong with it.
+            ConfigError: it is not of this space, and why; or `valid` has raised.
         """
+        found = self._of_this_space(config)
+        if not self._is_allowed(config):
+            raise ConfigError(f"the space's own rule does not allow {dict(config)}.")
+        return found
+
+    def is_valid(self, config: Config) -> bool:
+        """Whether it is of this space and allowed.
+
+        Raises:
+            ConfigError: `valid` has raised.
+        """
+        try:
+            self._of_this_space(config)
+        except ConfigError:
+            return False
+        return self._is_allowed(config)
+
+    def _of_this_space(self, config: Config) -> Config:
         config_values.check_mapping(config, "the configuration")
         plain = {key: value for key, value in config.items() if key not in self.blocks}
         found = config_values.check(self.plain, plain, "the configuration")
@@ -327,20 +349,18 @@ class Space:
                 config_values.check(part.block, block, f"block {place} of {name!r}")
                 for place, block in enumerate(blocks)
             ]
-        if self._valid is not None and not self._valid(config):
-            raise ConfigError(f"the space's own rule does not allow {dict(config)}.")
         return found
 
-    def is_valid(self, config: Config) -> bool:
-        """Whether `check` accepts it."""
-        try:
-            self.check(config)
-        except ConfigError:
-            return False
-        return True
-
     def _is_allowed(self, config: Config) -> bool:
-        return self._valid is None or self._valid(config)
+        if self._valid is None:
+            return True
+        try:
+            return self._valid(config)
+        except Exception as error:
+            raise ConfigError(
+                f"the space's own rule {self._rule} raised {type(error).__name__}: {error}, for "
+                f"the configuration {dict(config)}. It has to answer for every one of the space."
+            ) from error
 
     # --------------------------------------------------------------------------------------- flat
 

@@ -293,10 +293,10 @@ class Objectives:
         for name, mode in zip(self.names, self.modes, strict=True):
             value = metrics.get(name)
             if value is None:
+                what = f"{name}=None alone" if name in metrics else sorted(metrics) or "nothing"
                 raise SearchError(
-                    f"the train function never reported a number as {name!r}; it reported "
-                    f"{sorted(metrics) or 'nothing'}. Call ctx.report({name}=...) in it, or name "
-                    "another metric."
+                    f"the train function never reported a number as {name!r}; it reported {what}. "
+                    f"Call ctx.report({name}=...) in it, or name another metric."
                 )
             if isinstance(value, bool) or not isinstance(value, int | float):
                 raise SearchError(

@@ -355,3 +355,15 @@ def test_a_checked_configuration_is_one_that_could_have_been_drawn():
     )
     with pytest.raises(ConfigError, match="is not valid"):
         space.check({**found, "rate": 10**400})
+
+
+@pytest.mark.parametrize("ask", [Space.check, Space.is_valid])
+def test_a_rule_that_raises_is_named_with_what_it_was_asked(ask):
+    """It was not asked whether that may be tried, so it is not taken to forbid it."""
+
+    def small_half(config):
+        return 1 / config["x"] < 2
+
+    space = Space([Integer("x", (0, 9999))], valid=small_half)
+    with pytest.raises(ConfigError, match=r"small_half raised ZeroDivisionError.*'x': 0}"):
+        ask(space, {"x": 0})

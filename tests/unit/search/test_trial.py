@@ -64,6 +64,11 @@ def test_a_metric_that_is_never_reported_is_named_with_what_was(reported):
     assert all(name in str(caught.value) for name in reported)
 
 
+def test_a_metric_that_was_only_ever_none_is_said_to_be():
+    with pytest.raises(elastix.SearchError, match="it reported accuracy=None alone"):
+        Objectives.of("accuracy").losses({"accuracy": None, "loss": 1.0})
+
+
 @pytest.mark.parametrize("value", [True, "0.7", [0.7]])
 def test_a_metric_that_is_no_number_is_named_with_its_value(value):
     with pytest.raises(elastix.SearchError, match="no number") as caught:
