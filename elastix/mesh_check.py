@@ -96,11 +96,14 @@ def check(modules: Mapping[str, torch.nn.Module], mesh: DeviceMesh) -> None:
         mesh: that of the crew.
 
     Raises:
-        ConfigError: names the parameter or the layer.
+        ConfigError: names the parameter, the buffer or the layer.
     """
     names = mesh.mesh_dim_names or ()
     sizes = dict(zip(names, mesh.shape, strict=True))
     for prefix, module in modules.items():
+        for name, buffer in module.named_buffers():
+            if is_sharded(buffer):
+                raise _buffer_on_mesh(prefix + name)
         for name, parameter in module.named_parameters():
             if sizes.get("tensor", 1) > 1:
                 _check_even(prefix + name, parameter, sizes["tensor"])
@@ -184,6 +187,14 @@ def _not_on_shard(name: str) -> ConfigError:
         f"parameter {name!r} is not sharded by fully_shard over the axis 'shard' alone, so its "
         "gradient would not be the mean over the samples of all places. Nothing was prepared. Wrap "
         "the whole model, after its layers: fully_shard(model, mesh=ctx.mesh['shard'])."
+    )
+
+
+def _buffer_on_mesh(name: str) -> ConfigError:
+    return ConfigError(
+        f"buffer {name!r} is a DTensor, as distribute_tensor and distribute_module make them, and "
+        "buffers are averaged whole. Nothing was prepared. Keep it as a plain tensor, which all "
+        "places have alike: register it after distribute_module."
     )
 
 

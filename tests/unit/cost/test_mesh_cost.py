@@ -214,6 +214,15 @@ def test_what_a_mesh_does_not_allow_is_said_before_anything_starts(mesh, paralle
         cost(mesh, Normed, parallelize)
 
 
+def test_a_buffer_that_is_in_parts_is_refused():
+    from torch.distributed.tensor import distribute_module
+
+    with pretended({"tensor": 2}) as mesh:
+        model = distribute_module(nn.Sequential(nn.BatchNorm1d(4)), mesh)
+        with pytest.raises(ConfigError, match=r"buffer '0.running_mean' is a DTensor"):
+            check({"": model}, mesh)
+
+
 def test_what_is_right_is_let_through():
     with pretended({"shard": 2, "tensor": 2}) as mesh:
         check({"": sharded(Net(), mesh)}, mesh)
