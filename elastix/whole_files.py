@@ -21,9 +21,10 @@ _OTHER = "-other"  # in the names of shards, every second time
 
 @dataclass(frozen=True)
 class FileWriter:
-    """A worker of a run. Of what others of that run were writing nobody needs any more.
+    """A worker of a run, as a part of the names under which it writes.
 
-    Other runs may be writing the same just now: trials of a search, to a directory that they share.
+    What another worker of the same run has left half written is removed: only one of them writes.
+    What other runs are writing is not: trials of a search may share a directory.
     """
 
     run: str

@@ -327,7 +327,7 @@ class _Forgetful(FakeTensorConverter):
     """Keeps no reference of what an operator gives. Of real tensors it does."""
 
     def set_tensor_memo(self, t: torch.Tensor, v: FakeTensor) -> None:
-        """See FakeTensorConverter; it is asked for nobody who comes again."""
+        """See FakeTensorConverter. What an operator gives is never looked up again."""
 
 
 class _Meter(TorchDispatchMode):

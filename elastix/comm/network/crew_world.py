@@ -138,8 +138,9 @@ class Inside:
     def begun(self) -> dict[str, int]:
         """By group of places, the collectives that this one has begun there. Any thread.
 
-        Of all places those that are begun here: user code may send between any two. And how many
-        altogether: where those of places differ, this shows at least that one moves.
+        Of the group of all places only `gather` counts, since user code may send between any two
+        of them. The last entry is how many this place has begun altogether: places do not compare
+        it, it only shows that this one moves.
         """
         groups: dict[str, Any] = self._counted  # torch's stubs leave out what is asked for here
         every: Any = dict(dist.distributed_c10d._world.pg_map)

@@ -198,9 +198,13 @@ class Mates:
         return dict(zip(values, sums.tolist(), strict=True))
 
     def averaged(self, values: Mapping[str, float]) -> None:
-        """After the round: see `mean`, whose check can wait where it adds up nothing.
+        """The round of speakers is over. Looks at the names where `mean` has not.
 
-        So places in another call are told which one it is.
+        Where places have the same samples, `mean` adds up nothing and can leave that for now: the
+        round comes first, in which a place that is in another call is told which one it is.
+
+        Raises:
+            ConfigError: other places have given other names.
         """
         if self._alike:
             self._look_at_names(values)

@@ -284,7 +284,7 @@ class Member:
             used_models.check(objects)
         live = self._tracked
         live.before_step = self._before_optimizer
-        warmed_up = live.prepare(objects, self.device)
+        had_gradients = live.prepare(objects, self.device)
         event = self._inheritance.prepared(live)
         if event is not None:
             self._replicated.emit(event)
@@ -311,7 +311,7 @@ class Member:
         self._steps.processor = processor
         self._driver.first_entry(layout, processor)
         self._steps.random.prepared()
-        if warmed_up and self.rank == 0:
+        if had_gradients and self.rank == 0:
             logger.warning(refusals.GRADIENTS_DROPPED)
         if self.settings.alone:
             self._counts = used_models.counts(live.modules.values())

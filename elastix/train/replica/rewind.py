@@ -73,7 +73,8 @@ class Rewind:
 
     Attributes:
         due: the step since then is void.
-        first: no step was left since then; False before the first boundary.
+        first: no step has ended since then, so the next is not a further pass on a batch. False
+            before the first boundary.
     """
 
     def __init__(self) -> None:
@@ -114,7 +115,7 @@ class Rewind:
         self._optimized |= self.first
 
     def left(self, *, copies: bool) -> None:
-        """A step counts. Whether the loop changes parameters before it shows in the first.
+        """A step counts. The first after a boundary shows whether the loop moves parameters itself.
 
         Args:
             copies: see `set_out`.
