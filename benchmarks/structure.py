@@ -2,8 +2,7 @@
 
 For comparing the tree before a change with the tree after it. Prints one JSON object; --out FILE
 writes it too. With `--before COMMIT` it prints a table in Markdown instead: that commit's tree
-beside the one at ROOT. DESIGN.md has the one of `--before 58efd29`, after which control messages
-became data, and the protocol and the conductor pure cores with shells.
+beside the one at ROOT.
 """
 
 import argparse
