@@ -162,6 +162,37 @@ def test_crews_do_it_once_as_well(tmp_path, lost):
     same(quiet, fired)
 
 
+def averages_in_a_crew(ctx: elastix.Context) -> None:
+    """The average is sharded as the model is, and tracked when the State has come."""
+    logging.getLogger("elastix").addHandler(logging.FileHandler(Path(ctx.config["log"])))
+    model, average = crew_runs.build(), crew_runs.build()
+    for each in (model, average):
+        crew_runs.parallelize(each, ctx.mesh)
+    model, optimizer = ctx.prepare(model, crew_runs.adamw(model))
+    ctx.track(average=average)
+    for epoch in ctx.loader(crew_runs.data(36), batch_size=12).epochs(2):
+        for x, y in epoch:
+            loss(model, (x, y)).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            with torch.no_grad():
+                for mean, parameter in zip(average.parameters(), model.parameters(), strict=True):
+                    mean.lerp_(parameter, 0.1)
+
+
+def test_a_part_of_what_is_tracked_later_is_not_taken_for_a_change(tmp_path):
+    kills = [Kill(worker=worker, phase="bucket", step=4) for worker in (0, 1)]
+    options = {
+        "config": {"log": str(tmp_path / "log")},
+        "checkpoint": CheckpointConfig(every_steps=3, wait=True),
+    }
+    crew = {"crew": {"shard": 2}, "replace": True}
+    train = with_kills(averages_in_a_crew, kills)
+    found = run_local(train, 2, directory=tmp_path, **crew, **options)
+    assert [event.step for event in found.events if isinstance(event, Resumed)] == [3]
+    assert "has changed" not in (tmp_path / "log").read_text()
+
+
 def told(ctx: elastix.Context) -> None:
     logging.getLogger("elastix").addHandler(logging.FileHandler(Path(ctx.config["log"])))
     between_loaders(ctx)

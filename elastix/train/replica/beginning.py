@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from elastix.sharding import Part
 from elastix.state import State, raw_bytes
 from elastix.train.replica.tracked_objects import TrackedObjects
 
@@ -45,7 +46,7 @@ class Beginning:
     def changed(self) -> tuple[str, ...]:
         """The names of objects that are not as the State has them, "model" among them."""
         now = self._tracked.capture({})
-        names = {_part(n) for n, tensor in now.tensors.items() if self._differs(n, tensor)}
+        names = {_part(n) for n in now.tensors if self._differs(n, now)}
         names |= {n for n in now.meta if n in self._objects and now.meta[n] != self._objects[n]}
         return tuple(sorted(name.removeprefix("@") or "model" for name in names))
 
@@ -57,11 +58,13 @@ class Beginning:
     def _objects(self) -> Mapping[str, Any]:
         return {n: meta for n, meta in self._state.meta.items() if _counts(n)}
 
-    def _differs(self, name: str, tensor: torch.Tensor) -> bool:
-        before = self._state.tensors.get(name)
+    def _differs(self, name: str, now: State) -> bool:
+        before, held = self._state.tensors.get(name), now.parts.get(name)
         if before is None or not _counts(name):
             return False  # an object that was not there, or of each worker's own
-        return not torch.equal(raw_bytes(before), raw_bytes(tensor))
+        if held is not None and tuple(before.shape) == held.whole:  # the object came later
+            before = before[held.part.within(Part((0,) * len(held.whole), held.whole))]
+        return not torch.equal(raw_bytes(before), raw_bytes(now.tensors[name]))
 
 
 def _part(name: str) -> str:
