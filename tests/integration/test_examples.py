@@ -13,7 +13,11 @@ SCRIPTS = sorted(path.relative_to(ROOT).as_posix() for path in ROOT.glob("exampl
 SCRIPTS.remove("examples/search.py")  # as short as can be
 
 
-@pytest.mark.parametrize("script", [*SCRIPTS, "jobs/demo.py"])
+SOON = ["examples/search_then_train.py", "examples/quantize.py", "jobs/demo.py"]
+LATER = [pytest.param(script, marks=pytest.mark.slow) for script in SCRIPTS if script not in SOON]
+
+
+@pytest.mark.parametrize("script", [*SOON, *LATER])
 def test_help_is_no_path_and_starts_nothing(script, tmp_path):
     command = [sys.executable, ROOT / script, "--help"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=100)
