@@ -504,3 +504,22 @@ def test_a_mean_of_one_is_its_own_and_what_is_no_number_is_refused(tmp_path):
     outcome = run_alone(train, {}, solo(tmp_path), print)
     assert outcome.kind == "finished", outcome
     assert found == [{"loss": 2.0, "n": 3.0}]
+
+
+def test_a_frozen_part_of_inference_mode_is_no_matter_in_slices(tmp_path):
+    """Torch does not count its changes, and there are none."""
+
+    def train(ctx):
+        with torch.inference_mode():
+            frozen = torch.nn.Linear(4, 4).requires_grad_(requires_grad=False)
+        model = torch.nn.Sequential(frozen, torch.nn.Linear(4, 1))
+        model, optimizer = ctx.prepare(model, torch.optim.SGD(model[1].parameters(), lr=0.1))
+        for epoch in ctx.loader(TensorDataset(torch.rand(8, 4)), 4, slices=4).epochs(1):
+            for step in epoch:
+                for (x,) in step:
+                    model(x).mean().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+
+    outcome = run_alone(train, {}, solo(tmp_path), print)
+    assert (outcome.kind, outcome.step) == ("finished", 2), outcome
