@@ -59,7 +59,8 @@ def look(address, seen):
         lines = [line for line in text.splitlines() if "elastix_" in line]
         values = {line.split("{")[0]: float(line.split()[-1]) for line in lines if line[0] != "#"}
         done = values.get("ray_elastix_samples_committed_total", 0) >= SAMPLES
-        if done and "ray_elastix_goodput_ratio" in values:
+        # Ray exports a counter and each gauge by itself: one answer may have some of them alone.
+        if done and {"ray_elastix_goodput_ratio", "ray_elastix_reported"} <= values.keys():
             break
         time.sleep(0.2)
     seen["metrics"] = lines
@@ -109,7 +110,8 @@ def main() -> None:
         dashboard_port=0,
         log_to_driver=False,
         logging_level="ERROR",
-        _system_config={"metrics_report_interval_ms": 500, **forked_workers.SETTINGS},
+        # Twice as long as our gauges are silent at most: one that Ray forgot is there again.
+        _system_config={"metrics_report_interval_ms": 1000, **forked_workers.SETTINGS},
     )
     address = context.address_info["webui_url"]
     watcher = ThreadPoolExecutor(1)
