@@ -26,7 +26,6 @@ from elastix.data.leaving import leave
 from elastix.errors import QuorumLost
 from elastix.events import Event
 from elastix.store import Store
-from elastix.train.checkpoint.saver import Saver
 from elastix.train.control.messages import (
     CatchUp,
     Disband,
@@ -39,6 +38,7 @@ from elastix.train.control.messages import (
     OutcomeKind,
     RecordEvents,
     Started,
+    StoreSoon,
 )
 from elastix.train.replica.context import Context
 from elastix.train.replica.link import FollowersLink, Life, Link, Settings
@@ -168,7 +168,7 @@ def work(
         device=device,
     )
     member = Member(wiring, settings, inbox, link)
-    listener = threading.Thread(target=_listen, args=(line, inbox, member.saver), daemon=True)
+    listener = threading.Thread(target=_listen, args=(line, inbox, member), daemon=True)
     listener.start()
     link.send(Started(pid=os.getpid(), device=str(device)))
     threading.Thread(target=_pulse, args=(link, member), daemon=True).start()
@@ -275,7 +275,7 @@ def work_in_crews(
                 elif isinstance(heard, Disband):
                     current[0].member.processes.break_up()
                 else:
-                    _heed(heard, current[0].inbox, current[0].member.saver)
+                    _heed(heard, current[0].inbox, current[0].member)
         except (EOFError, OSError):
             os._exit(1)  # the supervisor is gone
 
@@ -300,7 +300,7 @@ def work_in_crews(
     os._exit(0)
 
 
-def _heed(heard: Any, inbox: ThreadSafeInbox, saver: Saver) -> None:  # noqa: ANN401
+def _heed(heard: Any, inbox: ThreadSafeInbox, member: Member) -> None:  # noqa: ANN401
     """What a worker is told."""
     if isinstance(heard, Membership):
         inbox.publish(heard)
@@ -308,14 +308,16 @@ def _heed(heard: Any, inbox: ThreadSafeInbox, saver: Saver) -> None:  # noqa: AN
         inbox.invite(heard.donors, shadow=heard.shadow)
     elif isinstance(heard, Dismiss):
         inbox.dismiss(QuorumLost(heard.reason))
+    elif isinstance(heard, StoreSoon):
+        member.store_soon()
     elif not isinstance(heard, Disband):
-        saver.tell(heard)
+        member.saver.tell(heard)
 
 
-def _listen(line: Connection, inbox: ThreadSafeInbox, saver: Saver) -> None:
+def _listen(line: Connection, inbox: ThreadSafeInbox, member: Member) -> None:
     try:
         while True:
-            _heed(line.recv(), inbox, saver)
+            _heed(line.recv(), inbox, member)
     except (EOFError, OSError):
         os._exit(1)  # the supervisor is gone
 

@@ -10,7 +10,14 @@ from signal import SIGKILL, SIGSTOP, SIGTERM
 
 import pytest
 
-from elastix.events import GenerationFormed, Recovered, WorkerLeft, WorkerLost, WorkerSlow
+from elastix.events import (
+    GenerationFormed,
+    Recovered,
+    StateStored,
+    WorkerLeft,
+    WorkerLost,
+    WorkerSlow,
+)
 from elastix.testing.chaos import CUT, HANG, HOLD_GIL, Kill, with_kills
 from elastix.testing.local import run_local
 from tests.laws import assert_exactly_once, assert_replicas_identical, committed, joins
@@ -74,6 +81,16 @@ def test_a_worker_with_notice_leaves_at_a_boundary_and_owes_nothing(tmp_path, wo
     assert not of(Recovered, result)  # nobody was disturbed
     sizes = [event.world_size for event in committed(result.events)]
     assert sizes == [3] * left.step + [2] * (len(sizes) - left.step)
+
+
+def test_workers_that_are_all_to_go_store_their_state_and_train_on(tmp_path):
+    """One may be let go before the other has its notice. Whoever is left has nobody to leave to."""
+    notices = [Kill(worker=n, phase="bucket", step=4, signal=SIGTERM) for n in range(2)]
+    result = run(tmp_path, with_kills(train, notices), workers=2)
+    assert len(of(WorkerLeft, result)) < 2
+    (stored,) = [event for event in of(StateStored, result) if event.reason == "notice"]
+    assert 5 <= stored.step <= 12  # the controller hears of it while a step or two are taken
+    assert committed(result.events)[-1].step == 20
 
 
 def test_a_notice_is_made_good_by_a_spare(tmp_path):

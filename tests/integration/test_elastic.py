@@ -4,9 +4,10 @@ import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
-from signal import SIGTERM
+from signal import SIGKILL, SIGTERM
 
 import pytest
+import ray
 
 import elastix
 from elastix.data.audit import audit
@@ -15,6 +16,7 @@ from elastix.events import (
     ResumedFromShadow,
     RunEnded,
     SlicesHandedOver,
+    StateStored,
     StepCommitted,
     TrialEnded,
     TrialLost,
@@ -64,6 +66,29 @@ def test_a_spare_stands_in_and_a_notice_is_heeded(cluster, tmp_path):
     assert (spare.worker, spare.watched_steps) == (2, 0)  # it was there, and the others let it in
     later = [batch for e in of(StepCommitted, events) if e.step > 10 for batch in e.batches]
     assert not any(batch.owed for batch in later)
+
+
+@pytest.mark.timeout(300)
+def test_a_worker_that_has_notice_and_nobody_to_leave_to_stores_its_state(cluster, tmp_path):
+    """There is no room for another one; so it stays, and is killed some steps later."""
+    kills = [
+        Kill(worker=0, phase="bucket", step=step, signal=how)
+        for step, how in ((40, SIGTERM), (150, SIGKILL))
+    ]
+    result = elastix.ElasticTrainer(
+        with_kills(trainables.train, kills),
+        config={"samples": 300, "batch_size": 30, "epochs": 20, "step_s": 0.02},
+        scaling=elastix.ScalingConfig(
+            num_workers=1, cpus_per_worker=ray.cluster_resources()["CPU"]
+        ),
+        run=elastix.RunConfig(name="test", store=str(tmp_path)),
+    ).fit()
+    events = list(result.events)
+    assert result.audit.exact
+    (stored,) = [event for event in of(StateStored, events) if event.reason == "notice"]
+    (resumed,) = of(Resumed, events)
+    assert 40 <= stored.step == resumed.step < 100
+    assert events[-1].step == 200
 
 
 @pytest.mark.timeout(300)

@@ -263,6 +263,12 @@ class Roster:
         self.leaving = [w for w in self.leaving if w not in gone]
         return [w for w in gone if w in self._members]
 
+    @property
+    def all_go(self) -> bool:
+        """Whether all members were asked to leave: they stay, as somebody has to have the State."""
+        few = len(self.leaving) < len(self._members)  # nearly always: this is asked all the time
+        return not few and bool(self._members) and self._members <= set(self.leaving)
+
     def leave(self, worker: int) -> Membership | None:
         """A worker is to go, at a boundary: its node is to be taken away, or it is too slow."""
         if worker in self.waiting or worker in self.watching or worker in self.level_shadows:

@@ -19,6 +19,7 @@ class Schedule:
         stored_step: of the State that was last taken for storing, or the run began with.
         compare: somebody has joined since replicas were compared.
         shadowed: a shadow follows, and stores what is due at this boundary.
+        soon: a State is wanted at the next boundary, as all workers are to go. Any thread sets it.
     """
 
     def __init__(
@@ -27,6 +28,7 @@ class Schedule:
         self.stored_step = 0
         self.compare = False
         self.shadowed = False
+        self.soon = False
         self._scored_step = 0
         self._config = config
         self._clock = clock
@@ -38,7 +40,7 @@ class Schedule:
 
     def stored(self, step: int) -> None:
         """A State of this step is on its way."""
-        self.stored_step = step
+        self.stored_step, self.soon = step, False
         if self.score(step) is not None:
             self._scored_step = step
         self._stored_s = self._clock()
@@ -47,7 +49,7 @@ class Schedule:
     def time_is_up(self) -> bool:
         """What rank 0 says in the commit round."""
         every_s = self._config.every_s
-        return every_s is not None and self._clock() - self._stored_s >= every_s
+        return self.soon or (every_s is not None and self._clock() - self._stored_s >= every_s)
 
     def agreed(self, store: bool, compare: bool, shadowed: bool) -> None:
         """What the commit round gave: whether to do so at the next boundary."""
@@ -92,5 +94,5 @@ class Schedule:
         if fresh and every is not None and step // every > self.stored_step // every:
             return "every_steps"
         if fresh and self._agreed:
-            return "every_s"
+            return "notice" if self.soon else "every_s"
         return "best" if self.score(step) is not None and step != self._scored_step else ""

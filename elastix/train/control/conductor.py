@@ -62,6 +62,7 @@ from elastix.train.control.messages import (
     RecordEvents,
     SawDeath,
     Started,
+    StoreSoon,
     Succeeded,
     Suspect,
     WatchNeighbour,
@@ -136,6 +137,7 @@ class Conductor:
         self._finished = False
         self._interrupted = ""
         self._going_back = False
+        self._all_go = False
         self.founder: int | None = None
         self._diverged_at: list[int] = []  # steps
         self._apart: ElastixError | None = None  # why it goes back
@@ -727,6 +729,14 @@ class Conductor:
     def _do(self, action: Action) -> None:
         self._actions.append(action)
 
+    def _look_if_all_go(self) -> None:
+        """If nobody would be left, no one is let go; so the State is stored while it is there."""
+        all_go = self._roster.founded and self._roster.all_go
+        if all_go and not self._all_go:
+            self._do(Tell(None, StoreSoon()))
+        self._all_go = all_go
+
     def _done(self) -> list[Action]:
+        self._look_if_all_go()
         actions, self._actions = self._actions, []
         return actions

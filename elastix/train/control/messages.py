@@ -247,11 +247,18 @@ class Dismiss:
 
 
 @dataclass(frozen=True)
+class StoreSoon:
+    """All of the group are to go, and nobody may be left: store the State at the next boundary."""
+
+
+@dataclass(frozen=True)
 class Disband:
     """A process of the worker is lost, and the worker with it: come out of whatever it is in."""
 
 
-ToWorker = Membership | CatchUp | WatchNeighbour | Dismiss | Disband | Order | CheckpointEnded
+ToWorker = (
+    Membership | CatchUp | WatchNeighbour | Dismiss | StoreSoon | Disband | Order | CheckpointEnded
+)
 
 # --------------------------------------------------------------------------- a worker's end
 

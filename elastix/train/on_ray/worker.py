@@ -46,6 +46,7 @@ from elastix.train.control.messages import (
     RecordEvents,
     SawDeath,
     Started,
+    StoreSoon,
     ToWorker,
     WatchNeighbour,
 )
@@ -307,6 +308,9 @@ class Worker:
                 life.disbanded = True
                 if life.member is not None:
                     life.member.processes.break_up()
+            case StoreSoon():
+                if life.member is not None:
+                    life.member.store_soon()
             case _ if life.member is not None:
                 life.member.saver.tell(message)
 

@@ -409,6 +409,10 @@ class Member:
         """Store the State beyond any schedule, and block until it is."""
         self._state.await_stored(self._state.save(reason))
 
+    def store_soon(self) -> None:
+        """Store the State at the next boundary, with the others. Any thread may call this."""
+        self._schedule.soon = True
+
     # ------------------------------------------------------------------ Participant of GroupDriver
 
     def phase(self, name: str, detail: int) -> None:

@@ -34,6 +34,7 @@ from elastix.train.control.messages import (
     RecordEvents,
     SawDeath,
     Started,
+    StoreSoon,
     Suspect,
     WatchNeighbour,
 )
@@ -211,6 +212,29 @@ def test_a_notice_is_heeded_at_a_boundary_and_costs_nobody_a_recovery():
     assert 0 in world.forgotten
     assert causes(world) == ["start", "leave", "join"]
     assert not lost(world)
+
+
+def told_to_store(actions):
+    return [action for action in actions if action == Tell(None, StoreSoon())]
+
+
+def test_a_group_that_is_to_go_as_a_whole_is_told_to_store_its_state_once():
+    world = World(2, replace=False)
+    world.play(20.5)
+    conductor = world.conductor
+    assert not told_to_store(conductor.hear(0, Leave("notice"), 20.5))  # the other one stays
+    assert told_to_store(conductor.hear(1, Leave("notice"), 20.5))
+    assert not told_to_store(conductor.hear(1, Leave("notice"), 20.6))  # as a worker may repeat it
+    assert not told_to_store(conductor.tick(21.0))
+
+
+def test_so_is_one_whose_only_member_without_a_notice_dies():
+    world = World(3, replace=False)
+    world.play(20.5)
+    conductor = world.conductor
+    for worker in (0, 1):
+        assert not told_to_store(conductor.hear(worker, Leave("notice"), 20.5))
+    assert told_to_store(conductor.died(2, 20.5))
 
 
 @pytest.mark.parametrize("all_enter", [True, False])
