@@ -12,6 +12,7 @@ from elastix.events import (
     GenerationFormed,
     Recovered,
     Resumed,
+    StateStored,
     StepCommitted,
     WorkerJoined,
     WorkerLeft,
@@ -150,3 +151,12 @@ def test_no_worker_is_whole_and_the_spare_comes_in_beside_what_was_held(tmp_path
     founder = of(GenerationFormed, run)[-1].members[0]
     assert (pids[founder, 0], pids[founder, 1]) == (pids[0, 0], pids[1, 1])
     assert of(StepCommitted, run)[-1].world_size == 2
+
+
+def test_crews_that_are_all_to_go_store_their_state(tmp_path):
+    notices = [kill(n, 1 - n, "in backward", step=6, signal=signal.SIGTERM) for n in range(2)]
+    run, _ = ready(tmp_path, [], {}, within=notices, replace=False, spares=0)
+    assert len(of(WorkerLeft, run)) < 2
+    (stored,) = [event for event in of(StateStored, run) if event.reason == "notice"]
+    assert stored.step >= 6
+    assert not of(WorkerLost, run)
