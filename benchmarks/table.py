@@ -96,12 +96,12 @@ def regrets(folder: Path = RESULTS) -> str:
     results = _read(folder / "search.json")
     if results is None:
         return "Not measured."
-    tables = list(results["regret"])
-    lines = _header(["searcher", *tables])
-    for searcher in results["regret"][tables[0]]:
-        cells = [results["regret"][table][searcher] for table in tables]
-        shown = (f"{cell['mean']:.3g} ± {cell['se']:.1g}" for cell in cells)
-        lines.append(f"| {searcher} | {' | '.join(shown)} |")
+    searchers = list(dict.fromkeys(name for rows in results["regret"].values() for name in rows))
+    lines = _header(["table", *searchers])
+    for table, rows in results["regret"].items():
+        cells = [rows.get(searcher) for searcher in searchers]
+        shown = ("" if c is None else f"{c['mean']:.2g} ± {c['se']:.1g}" for c in cells)
+        lines.append(f"| {table} | {' | '.join(shown)} |")
     return "\n".join(lines)
 
 

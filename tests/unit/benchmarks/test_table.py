@@ -80,11 +80,21 @@ def test_regret_by_table_and_the_goals_made_of_it(tmp_path):
     rows = {name: {"mean": mean, "se": 0.3} for name, mean in means.items()}
     rows["default"] = {"mean": 0.85, "se": 0.4}
     (tmp_path / "search.json").write_text(json.dumps({"regret": {"nasbench201/cifar100": rows}}))
-    assert "| evolution | 0.6 ± 0.3 |" in regrets(tmp_path)
+    rows["screened"] = {"mean": 1.1, "se": 0.1}
+    odd = {"random": {"mean": 3.0, "se": 0.1}, "default": {"mean": 2.0, "se": 0.1}}
+    regret = {"nasbench201/cifar100": rows, "odd": odd | {"screened": odd["random"]}}
+    (tmp_path / "search.json").write_text(json.dumps({"regret": regret}))
+    head, _, first, second = regrets(tmp_path).splitlines()
+    place = head.split(" | ").index("evolution")
+    assert first.split(" | ")[place] == "0.6 ± 0.3"
+    assert second.split(" | ")[place] == ""
     lines = {line.split(" | ")[0]: line for line in goals(tmp_path).splitlines()}
     assert "| 0.60 |" in lines["| regret of Evolution over DeepHyper's, NAS-Bench-201 cifar100"]
     beyond = "| default's regret beyond the better of TPE and CBO, "
     assert "| +0.1 |" in lines[beyond + "nasbench201/cifar100"]
+    held = "| tables, of 15, on which no rival is ahead of "
+    assert "| 2 | **missed** |" in lines[held + "default by a s.e."]
+    assert "| 1 | **missed** |" in lines[held + "screened by a s.e."]
     assert "not measured" in lines[beyond + "hpobench/segment"]
 
 
