@@ -9,6 +9,7 @@ import torch
 
 from elastix.config import CheckpointConfig
 from elastix.events import Resumed, StateStored, StepCommitted, WorkerStarted
+from elastix.testing.local_worker import _PipeLink
 from tests.crew_runs import Meter, checked, kill, train
 
 pytestmark = pytest.mark.timeout(240)
@@ -59,6 +60,26 @@ def test_if_no_process_has_one_of_the_parts_the_run_begins_at_what_is_stored(tmp
 def test_killed_at_any_place_before_the_step_counts(tmp_path, phase):
     kills = [kill(0, 1, phase, step=4), kill(1, 0, phase, step=4)]
     assert went_on_from(run(tmp_path, 2, {"shard": 2}, kills)) == [(4, True)]
+
+
+def test_what_their_speakers_told_too_late_is_written_as_the_run_goes_on(tmp_path):
+    """A loss may be heard of sooner than a step that was committed before it."""
+    kills = [kill(0, 1, "in forward", step=4), kill(1, 0, "in forward", step=4)]
+    found = run(tmp_path, 2, {"shard": 2}, kills, function=train_told_late)
+    assert went_on_from(found) == [(4, True)]
+    assert committed(found) == list(range(1, len(committed(found)) + 1))
+
+
+def train_told_late(ctx):
+    """As `train`; what the first two workers say of their fourth step does not arrive."""
+    emit = _PipeLink.emit
+
+    def late(link, event, sequence=None):
+        if ctx.worker > 1 or not (isinstance(event, StepCommitted) and event.step == 4):
+            emit(link, event, sequence)
+
+    _PipeLink.emit = late
+    train(ctx)
 
 
 @pytest.mark.slow

@@ -398,6 +398,12 @@ class Conductor:
         self._fill(now)
         return self._done()
 
+    def told_late(self, entries: Sequence[tuple[int, Event]]) -> list[Action]:
+        """What lost workers had not told, and what the run goes on from needs."""
+        for sequence, event in entries:
+            self._write(event, sequence)
+        return self._done()
+
     def stop(self, reason: str) -> None:
         """End the run as soon as can be; States and journal stay as they are."""
         self._interrupted = self._interrupted or reason

@@ -14,6 +14,7 @@ Not here: when a worker is started or lost (conductor), and what a process is.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from elastix.comm.protocol.membership import Membership
 from elastix.train.checkpoint.assembly import CheckpointEnded, Order
@@ -22,9 +23,11 @@ from elastix.train.control.messages import (
     Dismiss,
     FromWorker,
     Heartbeat,
+    HeldPart,
     OutcomeKind,
     ToWorker,
 )
+from elastix.train.control.run_state import RunState
 
 OUT_S = 15.0
 """So long a process may take to come out of a lost worker: user code may be at work in it."""
@@ -39,7 +42,7 @@ class _Process:
     until: float | None = None  # on its way out of a lost worker, until then
     ended: bool = False  # its part of the run is over
     beat: Heartbeat | None = None
-    kept: tuple[int, int] | None = None  # see Outcome
+    kept: HeldPart | None = None
     distrusted: bool = False  # what it has of the State is not what others have
 
 
@@ -240,8 +243,8 @@ class Crews:
             self._processes[number].until = now + OUT_S
         return mates
 
-    def freed(self, process: int, kept: tuple[int, int] | None = None) -> None:
-        """It has come out, and has kept that of the State; see Outcome."""
+    def freed(self, process: int, kept: HeldPart | None = None) -> None:
+        """It has come out, and has kept that of the State."""
         found = self._processes.get(process)
         if found is not None:
             kept = None if found.distrusted else kept
@@ -261,38 +264,66 @@ class Crews:
         """Whether some are on their way out of a lost worker."""
         return any(process.until is not None for process in self._processes.values())
 
-    def found_from(self, step: int, sequence: int, after: int) -> int | None:
+    def found_from(self, state: RunState, after: int) -> HeldPart | None:
         """Let the next worker be free processes that have all parts of one State, if there are.
 
         The run goes back. What others have of steps that are given up is forgotten: steps of the
         same numbers come again, and parts of the two do not go together.
 
         Args:
-            step: the last one in the journal; what goes beyond cannot be told of any more.
-            sequence: of events that several workers may send, the last in the journal.
+            state: what the journal has.
             after: a State that is no further than this step is of no use.
 
         Returns:
-            The step after which the State is; None if a part of each is lost.
+            Which State it is, with the events that the journal lacks; None if a part of each is
+            lost, or an event.
         """
-        parts: dict[tuple[int, str], dict[int, int]] = {}
+        parts: dict[tuple[Any, ...], list[int]] = {}
         for number in self.free:
-            process = self._processes[number]
-            if process.kept is None:
-                continue
-            last, following = process.kept
-            if after < last <= step and following <= sequence + 1:
-                parts.setdefault((last, process.site), {})[process.place] = number
-        whole = [key for key, places in parts.items() if len(places) == self._size]
-        found = max(whole, default=None)
-        stands = after if found is None else found[0]
+            kept = self._processes[number].kept
+            if kept is not None and kept.step > after:
+                key = kept.step, kept.following, kept.places, self._processes[number].site
+                parts.setdefault(key, []).append(number)
+        stands, found = after, None
+        for key in sorted(parts, reverse=True):
+            founding, found = self._of_one_step(parts[key], state)
+            if found is not None:
+                self._founding, stands = founding, found.step
+                break
         for process in self._processes.values():
-            if process.kept is not None and process.kept[0] > stands:
+            if process.kept is not None and process.kept.step > stands:
                 process.kept = None
-        if found is None:
-            return None
-        self._founding = parts[found]
-        return stands
+        return found
+
+    def _of_one_step(
+        self, numbers: Sequence[int], state: RunState
+    ) -> tuple[dict[int, int], HeldPart | None]:
+        """By place those who have a State in parts, and that; some may have taken its step again.
+
+        Who was given the State after the step goes with those whom the journal knows.
+        """
+        there = [self._processes[number] for number in numbers]
+        kept = [(p.place, n, p.kept) for p, n in zip(there, numbers, strict=True) if p.kept]
+        taken = {one.generation for _, _, one in kept if one.generation is not None}
+        generations: list[int | None] = [*sorted(taken, reverse=True)] or [None]
+        for generation in generations:
+            fits = [part for part in kept if part[2].generation in (generation, None)]
+            places = {place: number for place, number, _ in fits}
+            if len(places) < self._size:
+                continue
+            fits.sort(key=lambda part: -part[0])  # what the first place would say counts
+            told = dict(untold for _, _, one in fits for untold in one.untold)
+            one = fits[0][2]
+            lacks = range(state.sequence + 1, one.following)
+            if not set(lacks) <= told.keys():
+                continue
+            later = state.copy()
+            for number in lacks:
+                later.take(told[number], number)
+            if later.takes(one.step, generation):
+                untold = tuple((number, told[number]) for number in lacks)
+                return places, replace(one, generation=generation, untold=untold)
+        return {}, None
 
     @property
     def founding(self) -> bool:

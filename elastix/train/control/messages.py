@@ -288,6 +288,26 @@ class OutcomeKind(StrEnum):
     DEVICE_FAILED = "its GPU failed"
 
 
+@dataclass(frozen=True)
+class HeldPart:
+    """Of which State a process of a lost worker has its part yet.
+
+    Attributes:
+        step: the last one in it.
+        following: number of the next event that several workers may send.
+        places: by loader, the epoch and the position in its stream.
+        generation: whose members have contributed to that step; None if the process was given the
+            State after it. A step may be taken twice, if those who took it first are lost.
+        untold: such events before `following` that the journal may not have, with their numbers.
+    """
+
+    step: int
+    following: int
+    places: tuple[tuple[int, int], ...] = ()
+    generation: int | None = None
+    untold: tuple[tuple[int, Event], ...] = ()
+
+
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
     """How a worker's run ended.
@@ -298,8 +318,7 @@ class Outcome:
         generation: of the group that a finished worker left; the first without one that was let go.
         error: what was raised, if it is elastix's own.
         traceback: of what was raised, as text.
-        kept: of a process that is free and has its part of the State yet: the last step in it, and
-            the number of the next event that several workers may send.
+        kept: what a process that is free has of the State yet.
     """
 
     kind: OutcomeKind
@@ -311,4 +330,4 @@ class Outcome:
     error: ElastixError | None = None
     summary: str = ""
     traceback: str = ""
-    kept: tuple[int, int] | None = None
+    kept: HeldPart | None = None

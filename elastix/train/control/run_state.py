@@ -23,6 +23,7 @@ class RunState:
 
     Attributes:
         step: the last committed one.
+        taken: of committed steps that stand, from which on they were taken in which generation.
         sequence: the highest sequence number of an event that several workers may send.
         losses: workers lost.
         losses_in_a_row: of them, and of those that could not be started, since the last committed
@@ -38,6 +39,7 @@ class RunState:
     """
 
     step: int = 0
+    taken: list[tuple[int, int]] = field(default_factory=list)
     sequence: int = -1
     losses: int = 0
     losses_in_a_row: int = 0
@@ -55,10 +57,11 @@ class RunState:
             self.sequence = sequence
         match event:
             case StepCommitted():
-                self.step = event.step
+                self._step_taken(event)
                 self.losses_in_a_row = 0
                 self.gone.clear()
             case Resumed():
+                self._give_up_from(event.step + 1)
                 self.step, self.sequence = event.step, -1
             case ResumedFromShadow():
                 if event.steps_lost:  # what it will send again is known, or void
@@ -92,7 +95,23 @@ class RunState:
             started=set(self.started),
             members=set(self.members),
             computes_with=dict(self.computes_with),
+            taken=list(self.taken),
         )
+
+    def takes(self, step: int, generation: int | None) -> bool:
+        """Whether a step was committed, and in that generation; None: in any."""
+        found = [taken for first, taken in self.taken if first <= step]
+        return step <= self.step and generation in (None, *found[-1:])
+
+    def _step_taken(self, event: StepCommitted) -> None:
+        self._give_up_from(event.step)
+        if not self.taken or self.taken[-1][1] != event.generation:
+            self.taken.append((event.step, event.generation))
+        self.step = event.step
+
+    def _give_up_from(self, step: int) -> None:
+        while self.taken and self.taken[-1][0] >= step:
+            self.taken.pop()
 
     def unaccounted(self, present: Collection[int]) -> set[int]:
         """Workers that were members last, are not present, and whose end nobody has told."""

@@ -2,7 +2,9 @@
 
 If no worker is whole any more, each process that has come out may have its part of the State as it
 was at the last boundary. If there is a process for every part they found the group anew, as one
-worker, and nothing is read from the store. Else the run goes back to what it has stored.
+worker, and nothing is read from the store. What they had not told yet is then written to the
+journal: their worker may have been lost sooner than that was heard. Else the run goes back to what
+it has stored.
 
 Not here: who has what (control.crews), and when a part is as it was (state.HeldState).
 """
@@ -28,8 +30,11 @@ class CrewShell(Shell):
         stored, state = super()._stored(), self._conductor.state
         if not self._conductor.extinct:
             return stored
-        step = self._crews.found_from(state.step, state.sequence, stored.step)
-        return stored if step is None else Resumed(step=step, ref="", held=True)
+        found = self._crews.found_from(state, stored.step)
+        if found is None:
+            return stored
+        self._do(self._conductor.told_late(found.untold))
+        return Resumed(step=found.step, ref="", held=True)
 
     @property
     def _free(self) -> int:

@@ -57,6 +57,13 @@ class ReplicatedEvents:
             self.sequence += 1
             self._send_due()
 
+    def untold(self, before: int) -> tuple[tuple[int, Event], ...]:
+        """Those before that number which the journal may not have, with their numbers."""
+        with self._sending:
+            return tuple(
+                (number, event) for number, _, event in self._unconfirmed if number < before
+            )
+
     def send_held(self) -> None:
         """Shadows have received more, or are gone. Any thread may call it."""
         with self._sending:

@@ -66,6 +66,8 @@ class StepCommits:
 
     Attributes:
         step: how many count.
+        generation: whose members have contributed to the last one; None if this worker was given
+            the State since.
         slices: of the step in hand.
         window: in which ratio its batches are split.
         checks: what is found out for the vote.
@@ -82,6 +84,7 @@ class StepCommits:
     def __init__(self, parts: WorkerParts) -> None:
         settings, driver = parts.settings, parts.driver
         self.step = 0
+        self.generation: int | None = None
         self.window = Window()
         self.checks = StepChecks(settings, parts.tracked)
         places = RandomPlaces(settings.seed, lambda: self.step)
@@ -135,7 +138,7 @@ class StepCommits:
         """As the metadata of a State have it, which was adopted just now."""
         self.rebase()
         self.rewind.forget_tensors()
-        self.step = meta["step"]
+        self.step, self.generation = meta["step"], None
         self.window.load_state_dict(meta.get("window", {}))
         self.checks.load_state_dict(meta)
         self._again.load_state_dict(meta)
@@ -388,6 +391,7 @@ class StepCommits:
         contributors = left.contributors
         handed_over = self.slices.committed(self.step, agreed.slice_us, contributors)
         self.step += 1
+        self.generation = left.complete
         if self.rate is not None:
             self.rate.observe(len(contributors))
         drew = any(loader.pending for loader in self._tracked.loaders)

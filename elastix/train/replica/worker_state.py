@@ -6,7 +6,7 @@ is due (checkpoint.schedule), and who puts a checkpoint together (checkpoint.coo
 
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -21,6 +21,7 @@ from elastix.train.checkpoint import state_digests
 from elastix.train.checkpoint.assembly import CheckpointId, holder
 from elastix.train.checkpoint.restore import leaving_out, newest
 from elastix.train.checkpoint.saver import Occasion, Saver
+from elastix.train.control.messages import HeldPart
 from elastix.train.replica.beginning import ENDED, Beginning
 from elastix.train.replica.exactness import computes_with, look_at_origin
 from elastix.train.replica.inheritance import Inheritance
@@ -51,19 +52,12 @@ class KeptState:
     """What a process has of the State of a worker that it was of.
 
     Attributes:
-        step: the last one in it.
-        sequence: number of the next event; see ReplicatedEvents.
+        told: what the controller is told of it.
         state: of this process's place.
     """
 
-    step: int
-    sequence: int
+    told: HeldPart
     state: State
-
-    @property
-    def told(self) -> tuple[int, int]:
-        """What the controller is told of it."""
-        return self.step, self.sequence
 
 
 class WorkerState:
@@ -141,12 +135,16 @@ class WorkerState:
 
     def hold(self) -> Callable[[], KeptState | None]:
         """What gives the State as it is now for as long as nothing of it is changed in place."""
-        held, step = self._tracked.hold(self._counts), self._steps.step
-        sequence = self._parts.replicated.sequence
+        replicated = self._parts.replicated
+        held, following = self._tracked.hold(self._counts), replicated.sequence
+        places = tuple((one.epoch, one.cursor.position) for one in self._tracked.loaders)
+        told = HeldPart(self._steps.step, following, places, self._steps.generation)
 
         def kept() -> KeptState | None:
             state = held()
-            return None if state is None else KeptState(step, sequence, state)
+            if state is None:
+                return None
+            return KeptState(replace(told, untold=replicated.untold(following)), state)
 
         return kept
 

@@ -4,17 +4,20 @@ from random import Random
 
 import pytest
 
+from elastix.events import StepCommitted
 from elastix.train.checkpoint.assembly import CheckpointEnded, CheckpointId, Order
 from elastix.train.control.crews import OUT_S, Crews
 from elastix.train.control.messages import (
     CatchUp,
     Dismiss,
     Heartbeat,
+    HeldPart,
     Leave,
     OutcomeKind,
     Ready,
     Started,
 )
+from elastix.train.control.run_state import RunState
 
 
 def test_a_worker_of_fresh_processes_uses_room():
@@ -317,9 +320,26 @@ def broken_up(kept, sites=None, distrusted=()):
     return crews
 
 
+def has(step, following, generation=1, **told):
+    return HeldPart(step, following, generation=generation, **told)
+
+
+def told_of(step, sequence, generation=1):
+    """A journal with steps of one generation up to that one."""
+    state = RunState()
+    for one in range(1, step + 1):
+        state.take(StepCommitted(step=one, generation=generation, world_size=1, batches=()))
+    state.sequence = sequence
+    return state
+
+
+def step_of(found):
+    return None if found is None else found.step
+
+
 def test_processes_that_have_all_parts_of_one_state_are_the_next_worker():
-    crews = broken_up([(1, (7, 3)), (0, (6, 2)), (0, (7, 3))])
-    assert crews.found_from(step=7, sequence=2, after=0) == 7
+    crews = broken_up([(1, has(7, 3)), (0, has(6, 2)), (0, has(7, 3))])
+    assert step_of(crews.found_from(told_of(7, 2), after=0)) == 7
     assert crews.founding
     assert crews.start(3) == ([4, 1], [])
     assert crews.founds(3)
@@ -331,46 +351,81 @@ def test_processes_that_have_all_parts_of_one_state_are_the_next_worker():
 @pytest.mark.parametrize(
     ("kept", "journal"),
     [
-        pytest.param([(0, (7, 3)), (0, (7, 3))], (7, 2, 0), id="a place is lost"),
-        pytest.param([(0, (7, 3)), (1, (6, 3))], (7, 2, 0), id="of different steps"),
-        pytest.param([(0, (7, 3)), (1, None)], (7, 2, 0), id="one is changed since"),
-        pytest.param([(0, (7, 3)), (1, (7, 3))], (6, 2, 0), id="the journal has not come so far"),
-        pytest.param([(0, (7, 3)), (1, (7, 3))], (7, 1, 0), id="it lacks events"),
-        pytest.param([(0, (7, 3)), (1, (7, 3))], (7, 2, 7), id="no further than what is stored"),
+        pytest.param([(0, has(7, 3)), (0, has(7, 3))], (7, 2, 0), id="a place is lost"),
+        pytest.param([(0, has(7, 3)), (1, has(6, 3))], (7, 2, 0), id="of different steps"),
+        pytest.param([(0, has(7, 3)), (1, None)], (7, 2, 0), id="one is changed since"),
+        pytest.param([(0, has(7, 3)), (1, has(7, 3))], (6, 2, 0), id="the journal lacks a step"),
+        pytest.param([(0, has(7, 3)), (1, has(7, 3))], (7, 1, 0), id="it lacks events"),
+        pytest.param([(0, has(7, 3)), (1, has(7, 3))], (7, 2, 7), id="no further than is stored"),
+        pytest.param([(0, has(7, 3)), (1, has(7, 4))], (7, 3, 0), id="one has reported since"),
+        pytest.param(
+            [(0, has(7, 3, places=((0, 84),))), (1, has(7, 3, places=((1, 84),)))],
+            (7, 2, 0),
+            id="one is in the next epoch",
+        ),
+        pytest.param(
+            [(0, has(7, 3, 1)), (1, has(7, 3, 2))], (7, 2, 0), id="one has taken it once more"
+        ),
+        pytest.param(
+            [(0, has(7, 3, 2)), (1, has(7, 3, 2))], (7, 2, 0), id="the journal has the first time"
+        ),
     ],
 )
 def test_parts_of_no_state_that_is_of_use_found_nothing(kept, journal):
     crews = broken_up(kept)
-    assert crews.found_from(*journal) is None
+    step, sequence, after = journal
+    assert crews.found_from(told_of(step, sequence), after) is None
     assert not crews.founding
     crews.start(2)
     assert not crews.founds(2)
 
 
+def test_what_lost_workers_have_not_told_of_a_state_is_found_with_its_parts():
+    """The end of their mates was heard of sooner than that."""
+    numbered = [
+        (one, StepCommitted(step=one, generation=1, world_size=2, batches=())) for one in (6, 7)
+    ]
+    first, second = has(7, 8, untold=tuple(numbered[:1])), has(7, 8, untold=tuple(numbered))
+    found = broken_up([(1, first), (0, second)]).found_from(told_of(5, 5), after=0)
+    assert step_of(found) == 7
+    assert found.untold == tuple(numbered)
+    found = broken_up([(1, first), (0, second)]).found_from(told_of(6, 6), after=0)
+    assert found.untold == tuple(numbered[1:])
+    assert broken_up([(1, first), (0, first)]).found_from(told_of(5, 5), after=0) is None
+
+
+def test_who_was_given_the_state_goes_with_those_whose_step_the_journal_has():
+    parts = [(0, has(7, 3, 1)), (0, has(7, 3, 2)), (1, has(7, 3, None))]
+    for generation, founder in ((1, 0), (2, 2)):
+        crews = broken_up(parts)
+        assert step_of(crews.found_from(told_of(7, 2, generation), after=0)) == 7
+        assert crews.start(3)[0] == [founder, 5]
+
+
 def test_of_two_states_in_parts_the_further_one_counts():
-    crews = broken_up([(0, (6, 2)), (1, (6, 2)), (1, (7, 3)), (0, (7, 3))])
-    assert crews.found_from(step=8, sequence=4, after=5) == 7
+    crews = broken_up([(0, has(6, 2)), (1, has(6, 2)), (1, has(7, 3)), (0, has(7, 3))])
+    assert step_of(crews.found_from(told_of(8, 4), after=5)) == 7
     assert crews.start(4) == ([6, 5], [])
 
 
 @pytest.mark.parametrize("stored", [5, 6])
 def test_parts_of_a_step_that_was_given_up_do_not_go_with_those_of_its_second_time(stored):
-    crews = broken_up([(0, (7, 3)), (0, (6, 2)), (0, (7, 3))])  # nobody has what is at place 1
-    assert crews.found_from(step=7, sequence=2, after=stored) is None
+    crews = broken_up([(0, has(7, 3)), (0, has(6, 2)), (0, has(7, 3))])  # nobody is at place 1
+    assert crews.found_from(told_of(7, 2), after=stored) is None
     crews.room[""] = 2
     founders, _ = crews.start(3)  # from what is stored; two of the old ones have nothing to do
     crews.gone(founders[0])
     crews.break_up(3, now=0.0)
-    crews.freed(founders[1], (7, 3))  # it was the second time that it came to step 7
+    crews.freed(founders[1], has(7, 3))  # it was the second time that it came to step 7
     assert len(crews.free) == 3
-    assert crews.found_from(step=7, sequence=2, after=stored) is None
+    assert crews.found_from(told_of(7, 2), after=stored) is None
 
 
 def test_what_is_no_further_than_the_run_went_back_to_is_of_use_still():
-    crews = broken_up([(0, (6, 2)), (1, (6, 2)), (0, (7, 3)), (1, (7, 3))])
-    assert crews.found_from(step=7, sequence=4, after=5) == 7
+    crews = broken_up([(0, has(6, 2)), (1, has(6, 2)), (0, has(7, 3)), (1, has(7, 3))])
+    assert step_of(crews.found_from(told_of(7, 4), after=5)) == 7
     crews.gone(crews.start(4)[0][0])  # so the founder is lost as well
-    assert crews.found_from(step=7, sequence=4, after=5) == 6
+    assert step_of(crews.found_from(told_of(7, 4), after=5)) == 6
 
 
 @pytest.mark.parametrize(
@@ -381,12 +436,12 @@ def test_what_is_no_further_than_the_run_went_back_to_is_of_use_still():
     ],
 )
 def test_parts_that_do_not_go_together_are_no_worker(how):
-    crews = broken_up([(0, (7, 3)), (1, (7, 3))], **how)
-    assert crews.found_from(step=7, sequence=2, after=0) is None
+    crews = broken_up([(0, has(7, 3)), (1, has(7, 3))], **how)
+    assert crews.found_from(told_of(7, 2), after=0) is None
 
 
 def test_founders_of_which_one_dies_found_nothing():
-    crews = broken_up([(0, (7, 3)), (1, (7, 3))])
-    crews.found_from(step=7, sequence=2, after=0)
+    crews = broken_up([(0, has(7, 3)), (1, has(7, 3))])
+    crews.found_from(told_of(7, 2), after=0)
     assert crews.gone(0) is None
     assert not crews.founding
