@@ -131,6 +131,12 @@ def check_optimizer(optimizer: torch.optim.Optimizer) -> None:
             "processes hold parts of them. Nothing was prepared. Use AdamW or SGD, or workers of "
             "one process."
         )
+    if isinstance(optimizer, torch.optim.Rprop) and sharded:
+        raise ConfigError(
+            f"{name} puts zeros where a gradient has changed its sign, in place, which torch "
+            "cannot do where processes hold parts of it. Nothing was prepared. Use AdamW or SGD, "
+            "or workers of one process."
+        )
     if not isinstance(optimizer, torch.optim.LBFGS) or not sharded:
         return
     alike = len(sharded) == len(parameters) and len({p.device_mesh for p in sharded}) == 1
@@ -140,6 +146,22 @@ def check_optimizer(optimizer: torch.optim.Optimizer) -> None:
             "them are sharded over one mesh whose places divide them evenly. Nothing was prepared. "
             "Use crew={'shard': n} with sizes that n divides and fully_shard for the whole model, "
             "another optimizer, or workers of one process."
+        )
+
+
+def check_scaling(optimizer: torch.optim.Optimizer) -> None:
+    """Refuse a GradScaler for an optimizer whose gradients torch cannot unscale together.
+
+    Raises:
+        ConfigError: it steps parts and whole tensors.
+    """
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    if len({is_sharded(p) for p in parameters}) > 1:
+        raise ConfigError(
+            "a GradScaler unscales all gradients of an optimizer in one operation, which torch "
+            "can do only if the mesh holds all of them in parts or none; of these parameters some "
+            "are whole. Nothing was prepared. Use float32 or bfloat16 without a GradScaler, or "
+            "give the parameters that are whole to an optimizer of their own."
         )
 
 

@@ -10,6 +10,7 @@ import torch
 from elastix.config import CheckpointConfig
 from elastix.events import Resumed, StateStored, StepCommitted, WorkerStarted
 from elastix.testing.local_worker import _PipeLink
+from elastix.train.control.messages import RecordEvents
 from tests.crew_runs import Meter, checked, kill, train
 
 pytestmark = pytest.mark.timeout(240)
@@ -72,14 +73,19 @@ def test_what_their_speakers_told_too_late_is_written_as_the_run_goes_on(tmp_pat
 
 def train_told_late(ctx):
     """As `train`; what the first two workers say of their fourth step does not arrive."""
-    emit = _PipeLink.emit
+    send = _PipeLink.send
 
-    def late(link, event, sequence=None):
-        if ctx.worker > 1 or not (isinstance(event, StepCommitted) and event.step == 4):
-            emit(link, event, sequence)
+    def late(link, message):
+        told = message.entries if isinstance(message, RecordEvents) else ()
+        steps = [event.step for _, event in told if isinstance(event, StepCommitted)]
+        if ctx.worker > 1 or steps != [4]:
+            send(link, message)
 
-    _PipeLink.emit = late
-    train(ctx)
+    _PipeLink.send = late
+    try:
+        train(ctx)
+    finally:
+        _PipeLink.send = send  # this process goes on as another worker
 
 
 @pytest.mark.slow

@@ -574,11 +574,48 @@ def with_optimizer(name, ctx):
 
 @pytest.mark.parametrize(
     ("name", "crew"),
-    [("LBFGS", {"shard": 3}), ("LBFGS", {"tensor": 2}), ("Adafactor", {"shard": 2})],
+    [
+        ("LBFGS", {"shard": 3}),
+        ("LBFGS", {"tensor": 2}),
+        ("Adafactor", {"shard": 2}),
+        ("Rprop", {"shard": 2}),
+    ],
 )
 def test_optimizers_that_torch_cannot_run_on_parts_are_refused(tmp_path, name, crew):
     with pytest.raises(ConfigError, match="it was refused"):
         run_local(functools.partial(with_optimizer, name), 1, crew=crew, directory=tmp_path)
+
+
+def scaled(ctx):
+    model = build()
+    parallelize(model, ctx.mesh)  # layers that are not split stay whole
+    ctx.prepare(model, adamw(model), torch.amp.GradScaler("cpu"))
+
+
+def test_a_scaler_that_torch_cannot_run_on_parts_and_whole_tensors_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match="of these parameters some are whole"):
+        run_local(scaled, 1, crew={"tensor": 2}, directory=tmp_path)
+
+
+def divided(when, ctx):
+    model = build()
+    parallelize(model, ctx.mesh)
+    if when == "before":
+        model.blocks[0].set_gradient_divide_factor(2.0)
+    model, optimizer = ctx.prepare(model, adamw(model))
+    if when == "after":
+        model.blocks[0].set_gradient_divide_factor(2.0)
+    for epoch in ctx.loader(data(12), batch_size=12).epochs(1):
+        for x, y in epoch:
+            F.cross_entropy(model(x), y).backward()
+            optimizer.step()
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_gradients_that_fsdp_was_told_to_divide_are_refused(tmp_path, when):
+    """They would be halved: what FSDP2 adds up are means already."""
+    with pytest.raises(ConfigError, match=r"divide gradients by 2\.0"):
+        run_local(functools.partial(divided, when), 1, crew={"shard": 2}, directory=tmp_path)
 
 
 def stubborn(ctx):

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from elastix.errors import ConfigError
 from elastix.sharding import fsdp_groups, fsdp_layers
 
 _reduce_scatter: Any = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
@@ -20,10 +21,12 @@ class WeightedReduceScatter:
 
     Args:
         part: this place's part of the samples, from 0 to 1, as of now.
+        groups: of FSDP2, whose gradients these are.
     """
 
-    def __init__(self, part: Callable[[], float]) -> None:
+    def __init__(self, part: Callable[[], float], groups: Sequence[Any]) -> None:
         self._part = part
+        self._groups = groups
 
     def allocate(
         self,
@@ -43,8 +46,15 @@ class WeightedReduceScatter:
         op: Any,  # noqa: ANN401 - a ReduceOp
         async_op: bool = False,
     ) -> Any:  # noqa: ANN401 - a Work
-        """The weighted sum, scattered."""
+        """The weighted sum, scattered.
+
+        Raises:
+            ConfigError: FSDP2 was told since to divide it.
+        """
         del op
+        for one in self._groups:
+            if one.gradient_divide_factor != 1.0:
+                raise _divides(one.gradient_divide_factor)
         part = self._part()
         if part == 0:  # not 0 * gradient: NaN for one that overflowed
             input_tensor.zero_()
@@ -66,9 +76,26 @@ def waiting(modules: Sequence[torch.nn.Module]) -> bool:
 
 
 def weigh(modules: Sequence[torch.nn.Module], part: Callable[[], float]) -> None:
-    """From now on FSDP2 weighs the gradients of these modules by `part`."""
-    reduce_scatter = WeightedReduceScatter(part)
+    """From now on FSDP2 weighs the gradients of these modules by `part`.
+
+    Raises:
+        ConfigError: it was told to divide them by something.
+    """
+    groups = list(fsdp_groups(modules))
+    for one in groups:
+        if one.gradient_divide_factor is not None:
+            raise _divides(one.gradient_divide_factor)
+    reduce_scatter = WeightedReduceScatter(part, groups)
     for layer in fsdp_layers(modules):
         layer.set_gradient_divide_factor(1.0)
         layer.set_force_sum_reduction_for_comms(True)
         layer.set_custom_reduce_scatter(reduce_scatter)
+
+
+def _divides(factor: float | None) -> ConfigError:
+    return ConfigError(
+        f"FSDP2 was told to divide gradients by {factor} (set_gradient_divide_factor). elastix "
+        "has it add up means that are weighed by the samples of each place, so the gradient would "
+        "not be the mean over the samples. The step was not taken. Leave that call out, and "
+        "multiply the loss instead."
+    )

@@ -139,9 +139,15 @@ class Mates:
         self._inside.settle()
         self.within = 1 / self.part[1]  # until a batch is drawn, and where none ever is
         mesh_check.check(modules, self.mesh)
+        scales = any(
+            isinstance(other, torch.amp.GradScaler) and other.is_enabled()
+            for other in others.values()
+        )
         for other in others.values():
             if isinstance(other, torch.optim.Optimizer):
                 mesh_check.check_optimizer(other)
+                if scales:
+                    mesh_check.check_scaling(other)
         if self.stages > 1:
             self._check_stages(modules, others)
             stage_norms.watch(self._check_norms)
