@@ -9,6 +9,7 @@ Not here: what a run or a campaign does when it is interrupted.
 """
 
 import contextlib
+import os
 import signal
 import socket
 import sys
@@ -42,6 +43,8 @@ def heeding() -> Iterator[Callable[[int], bool]]:
         finally:
             sys.meta_path.remove(finder)
             signal.set_wakeup_fd(before)
+            with contextlib.suppress(OSError):  # there was none, or it is full or closed
+                os.write(before, finder.come())  # an event loop reads there what it is to handle
         finder.heed()
 
 
@@ -79,7 +82,11 @@ class _Finder:
 
     def has_come(self, number: int) -> bool:
         """Whether a signal with that number has."""
+        return number in self.come()
+
+    def come(self) -> bytes:
+        """The numbers of all signals that have."""
         try:
-            return number in self._receiver.recv(1024, socket.MSG_PEEK)
+            return self._receiver.recv(1024, socket.MSG_PEEK)
         except BlockingIOError:
-            return False
+            return b""

@@ -2,8 +2,11 @@
 
 import os
 import signal
+import socket
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 
 import pytest
 
@@ -23,8 +26,34 @@ def swallowing(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "swallows_ctrl_c.py").write_text(SWALLOWS)
     monkeypatch.delitem(sys.modules, "swallows_ctrl_c", raising=False)
-    (tmp_path / "imported_next.py").write_text("raise AssertionError('it was imported')")
-    return tmp_path
+    monkeypatch.delitem(sys.modules, "imported_next", raising=False)
+    (tmp_path / "imported_next.py").write_text("open(__file__ + '.ran', 'w')")
+    yield tmp_path
+    assert not (tmp_path / "imported_next.py.ran").exists(), "it went on half imported"
+
+
+@pytest.fixture
+def wakeup():
+    """Where an event loop would read which signals have come."""
+    reads, writes = socket.socketpair()
+    writes.setblocking(False)
+    reads.setblocking(False)
+    before = signal.set_wakeup_fd(writes.fileno())
+    yield reads
+    assert signal.set_wakeup_fd(before) == writes.fileno()
+    reads.close()
+    writes.close()
+
+
+@pytest.fixture
+def noted():
+    """Two signals that do nothing but to be told of here."""
+    heard = []
+    numbers = (signal.SIGUSR1, signal.SIGUSR2)
+    before = [signal.signal(each, lambda number, frame: heard.append(number)) for each in numbers]
+    yield heard
+    for number, handler in zip(numbers, before, strict=True):
+        signal.signal(number, handler)
 
 
 def run(code):
@@ -51,6 +80,43 @@ def test_what_a_handler_of_the_program_has_heeded_is_not_raised(swallowing):
         assert heard == [signal.SIGINT]
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+def test_it_says_each_signal_that_has_come_and_no_other(noted):
+    with heeding() as has_come:
+        assert not has_come(signal.SIGUSR1)
+        signal.raise_signal(signal.SIGUSR1)
+        assert has_come(signal.SIGUSR1)
+        assert not has_come(signal.SIGUSR2)
+        signal.raise_signal(signal.SIGUSR2)
+        assert all(has_come(signal.SIGUSR2) for _ in range(2))
+        assert has_come(signal.SIGUSR1)
+    assert noted == [signal.SIGUSR1, signal.SIGUSR2]
+
+
+@pytest.mark.parametrize("raises", [False, True])
+def test_an_event_loop_of_the_program_hears_of_what_came_meanwhile(noted, wakeup, raises):
+    with suppress(ZeroDivisionError), heeding():
+        signal.raise_signal(signal.SIGUSR1)
+        assert not raises or 1 / 0
+    assert wakeup.recv(10) == bytes([signal.SIGUSR1])
+    signal.raise_signal(signal.SIGUSR2)
+    assert wakeup.recv(10) == bytes([signal.SIGUSR2])
+
+
+def test_without_the_main_thread_it_does_nothing(wakeup):
+    """Only that one may set where signals are told of, and only that one is interrupted."""
+    with ThreadPoolExecutor(1) as threads:
+        assert not threads.submit(lambda: run("import colorsys")).exception()
+
+
+def test_another_thread_that_imports_something_is_not_interrupted(swallowing):
+    (swallowing / "of_a_thread.py").write_text("")
+    with pytest.raises(KeyboardInterrupt), heeding(), ThreadPoolExecutor(1) as threads:
+        import swallows_ctrl_c  # noqa: F401
+
+        failed = threads.submit(lambda: exec("import of_a_thread", {})).exception()
+    assert failed is None
 
 
 def test_without_one_nothing_is_raised_and_nothing_stays():
