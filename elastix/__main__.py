@@ -1,13 +1,31 @@
 """The command `elastix`, and `python -m elastix` for where it is not on the PATH."""
 
+import os
+import sys
+
 from elastix.interrupts import importing
 
 
 def main() -> None:
     """Run the command that the arguments name."""
+    _open_what_is_closed()
     with importing("elastix"):
         from elastix.cli import app
     app(prog_name="elastix")
+
+
+def _open_what_is_closed() -> None:
+    """Let what stdin, stdout or stderr lack go nowhere.
+
+    Whoever starts a program may close them. The next file that is opened, a journal say, would take
+    the number, and what libraries print would be written into it.
+    """
+    while (opened := os.open(os.devnull, os.O_RDWR)) <= 2:
+        os.set_inheritable(opened, True)
+    os.close(opened)
+    sys.stdin = sys.stdin or open(0)  # noqa: SIM115
+    sys.stdout = sys.stdout or open(1, "w")  # noqa: SIM115
+    sys.stderr = sys.stderr or open(2, "w")  # noqa: SIM115
 
 
 if __name__ == "__main__":

@@ -167,7 +167,9 @@ def _may_bind(script: Path, name: str) -> bool:
         return True  # loading it says what is wrong
     for node in ast.walk(tree):
         match node:
-            case ast.FunctionDef(name=found) | ast.ClassDef(name=found) | ast.Name(id=found):
+            case ast.FunctionDef(name=found) | ast.AsyncFunctionDef(name=found):
+                pass
+            case ast.ClassDef(name=found) | ast.Name(id=found) | ast.MatchAs(name=found):
                 pass
             case ast.alias(name=whole, asname=None):
                 found = "*" if whole == "*" else whole.partition(".")[0]

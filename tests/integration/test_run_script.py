@@ -70,6 +70,7 @@ def test_bad_calls_say_what_is_wrong(words, fact):
         ("c.py", "def train(ctx): ...\n1 / 0\n", ["c.py", "line 2", "ZeroDivisionError"]),
         ("d.py", "def train(ctx): ...\nraise SystemExit(2)\n", ["d.py ended itself", "(2)"]),
         ("e", "def train(ctx): ...\n", ["e is not a Python file"]),
+        ("h.py", "async def train(ctx): ...\n", ["a function with `async def`"]),
         ("f g.py", "def train(ctx): ...\n", ["'f g'", "--name"]),
         (".", "", [". is a directory"]),
     ],

@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+from ast import literal_eval
 from pathlib import Path
 
 import click
@@ -193,3 +194,30 @@ def test_an_estimate_is_for_a_time_that_makes_sense(value):
     done = CliRunner().invoke(cli.app, words)
     assert done.exit_code == 2
     assert "there is no file" not in done.output
+
+
+@pytest.mark.parametrize("closed", [[0], [1], [2], [0, 1, 2]], ids=str)
+def test_what_is_closed_when_a_command_starts_is_no_file_of_its_own_meanwhile(
+    store, tmp_path, closed
+):
+    command = [sys.executable, "-m", "elastix", "runs", "list", "--store", str(store)]
+    (tmp_path / "sitecustomize.py").write_text(
+        "import atexit, os\n"
+        "names = lambda: [os.readlink(f'/proc/self/fd/{n}') for n in (0, 1, 2)]\n"
+        f"atexit.register(lambda: open({str(tmp_path / 'told')!r}, 'w').write(str(names())))\n"
+    )
+    path = f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}"
+    redirected = " ".join(f"{number}>&-" for number in closed)
+    done = subprocess.run(
+        ["sh", "-c", f'exec "$@" {redirected}', "sh", *command],
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        stdin=subprocess.PIPE,
+        text=True,
+        timeout=60,
+    )
+    assert done.stderr == ""
+    assert done.returncode == 0
+    assert ("digits" in done.stdout) == (1 not in closed)
+    names = literal_eval((tmp_path / "told").read_text())
+    assert [names[number] for number in closed] == ["/dev/null"] * len(closed)
