@@ -153,7 +153,7 @@ class Scalars:
     def _commit(self, event: StepCommitted) -> dict[str, float]:
         """The rate, at most every so often: a curve of every step would cost more than it tells."""
         self.step = event.step
-        if self._since is None:
+        if self._since is None or event.t < self._since:  # the clock was set back
             self._since, self._samples = event.t, 0
             return {}
         self._samples += sum(batch.samples for batch in event.batches)

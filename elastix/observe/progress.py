@@ -299,6 +299,8 @@ class Progress:
             self.goodput.add(event.world_size, made, seconds, self._disturbed)
         self._committed_t = event.t
         self._disturbed = False
+        if self._recent and event.t < self._recent[-1][0]:  # the clock was set back
+            self._recent.clear()
         if not self._recent or event.t - self._recent[-1][0] >= _GRAIN_S:
             self._recent.append((event.t, self.samples))
         while self._recent[0][0] < event.t - _WINDOW_S and len(self._recent) > 2:

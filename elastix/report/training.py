@@ -210,12 +210,12 @@ class Training:
 
     def add(self, event: Event) -> None:  # noqa: C901 - a case per event
         """Count one more event."""
+        again = bool(self.began)
         self.began = self.began or event.t
-        t = event.t - self.began
-        self.length_s = max(self.length_s, t)
+        t = self.length_s = max(self.length_s, event.t - self.began)  # clocks are set back
         self.progress.add(event)
         match event:
-            case RunStarted() if t > 0:
+            case RunStarted() if again:
                 self._membership(t, ())
                 self._mark(t, "restart", -1, "the run goes on in a new process")
             case RunEnded():

@@ -192,6 +192,12 @@ def test_scalars():
     assert found[6][0] == {"elastix/recovery_s": 0.2}
 
 
+def test_a_rate_is_logged_soon_after_the_clock_was_set_back():
+    scalars = Scalars(every_s=1.5)
+    found = [scalars.read(committed(step, t)) for step, t in enumerate((10_000.0, 1.0, 3.0))]
+    assert found == [{}, {}, {"elastix/samples_per_second": 5.0}]
+
+
 def test_tensorboard_writes_what_tensorboard_reads(tmp_path):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 

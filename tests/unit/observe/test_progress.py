@@ -88,6 +88,12 @@ def test_the_rate_forgets_what_is_older_than_a_minute():
     assert after(started(), opened(), *slow, *fast).rate == pytest.approx(10.0, rel=0.05)
 
 
+def test_the_rate_is_known_soon_after_the_clock_was_set_back():
+    before = [step(10_000 + n, n) for n in range(1, 11)]
+    since = [step(n / 2, 10 + n) for n in range(1, 11)]
+    assert after(started(), opened(), *before, *since).rate == pytest.approx(20.0)
+
+
 def test_a_run_without_losses_has_a_goodput_of_one():
     steps = [step(n * (3.0 if n % 7 == 0 else 1.0), n) for n in range(1, 7)]
     progress = after(started(), opened(), formed(0, 1, 0, 1, 2, 3), *steps)

@@ -5,6 +5,7 @@ import json
 import math
 import random
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -85,6 +86,23 @@ def test_a_stall_shows_as_long_as_it_was():
     per_s = [samples / rates.width_s for samples in rates.samples]
     assert per_s[4:36] == pytest.approx([100.0] * 32)
     assert all(rate < 2 for rate in per_s[44:76])
+
+
+@pytest.mark.parametrize("back_s", [5, 10_000])
+def test_a_clock_that_is_set_back_makes_no_time_negative_and_loses_no_sample(back_s):
+    events = list(run_events(steps=600))
+    late = events[len(events) // 2].t
+    events = [replace(e, t=e.t - back_s) if e.t > late else e for e in events]
+    told = tell(events)
+    assert sum(told.rates.samples) == pytest.approx(told.progress.samples)
+    assert all(bar.start <= bar.stop for bar in told.bars)
+    assert training_page("r", "s", told, None, late).status == "finished"
+
+
+def test_a_run_that_goes_on_by_an_earlier_clock_is_marked_as_that():
+    begun = RunStarted(t=BEGAN, name="r", seed=0, config={}, scaling={}, versions={})
+    told = tell([begun, replace(begun, t=BEGAN - 3600)])
+    assert [kind for _, kind, _, _ in told.marks] == ["restart"]
 
 
 def test_bars_are_who_was_in_the_group_when():
