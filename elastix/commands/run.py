@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from elastix.commands.output import AsJson, print_table, undisturbed
-from elastix.config import RunConfig, ScalingConfig
+from elastix.config import RunConfig, ScalingConfig, is_name
 from elastix.errors import ConfigError, ElastixError
 from elastix.interrupts import heeding
 
@@ -84,7 +84,7 @@ def run_config(name: str, store: str, seed: int, *, otherwise: str, whose: str) 
     try:
         return RunConfig(name=name or otherwise, store=store, seed=seed)
     except ConfigError as error:
-        if name:
+        if name or is_name(otherwise):
             raise
         raise ConfigError(f"{error} {whose} name unless --name says another.") from error
 

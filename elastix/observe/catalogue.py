@@ -4,8 +4,8 @@ Most lines of a journal are steps; they are skipped unread, so a run of a millio
 in about a second. Not here: the size of what is stored (commands.runs), a run in full (progress).
 """
 
-import stat
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -72,7 +72,13 @@ class Summary:
 
 def names(store: Path) -> list[str]:
     """The runs and campaigns that have a journal in this store, by name."""
-    return [path.parent.name for path in _journals(store) if path.is_file()]
+    return [path.parent.name for path in _journals(store) if _may_be(path)]
+
+
+def _may_be(path: Path) -> bool:
+    with suppress(StoreError):  # nobody may look there, which whoever reads it is told
+        return journal.is_file(path)
+    return True
 
 
 def strangers(store: Path) -> list[str]:
@@ -82,9 +88,8 @@ def strangers(store: Path) -> list[str]:
 
 
 def _journals(store: Path) -> list[Path]:
-    """Where they are, or were when it was looked; by name."""
-    found = store.glob(f"runs/*/{JOURNAL}")
-    return sorted(path for path in found if is_name(path.parent.name))
+    """Where they would be, by name: of a folder that may not be entered, too."""
+    return sorted(path / JOURNAL for path in store.glob("runs/*") if is_name(path.name))
 
 
 def find(store: Path, name: str) -> Path:
@@ -97,13 +102,7 @@ def find(store: Path, name: str) -> Path:
     """
     run = RunConfig(name=name, store=str(store))
     path, store = run.directory / JOURNAL, Path(run.store)
-    try:
-        there = stat.S_ISREG(path.stat().st_mode)
-    except (FileNotFoundError, NotADirectoryError):
-        there = False
-    except OSError as error:  # is_file() takes that for no, or not, as the version of Python is
-        raise StoreError(f"reading {path} failed: {error.strerror}.") from error
-    if not there:
+    if not journal.is_file(path):
         raise NotFound(f"there is no run {name!r} in {store}. {known(names(store), name)}")
     return path
 
@@ -120,7 +119,7 @@ def summaries(store: Path) -> Iterator[Summary]:
     """Of all of them; a damaged one is listed as such."""
     for path in _journals(store):
         try:
-            if path.is_file():
+            if journal.is_file(path):
                 yield _summed_up(path)
         except NotFound:
             continue  # it was removed just now

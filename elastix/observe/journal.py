@@ -3,12 +3,13 @@
 import json
 import math
 import os
+import stat
 import time
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import BinaryIO, Self
 
 from elastix.errors import Corrupt, NotFound, StoreError
 from elastix.event_records import from_record, to_record
@@ -158,12 +159,29 @@ def lock_of(path: Path) -> Path:
     return path.with_suffix(".lock")
 
 
+def is_file(path: Path) -> bool:
+    """Whether there is a file.
+
+    Raises:
+        StoreError: it cannot be told: somebody may not look there, say.
+    """
+    try:
+        return stat.S_ISREG(path.stat().st_mode)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except (
+        OSError
+    ) as error:  # Path.is_file() takes that for no, or not, as the version of Python is
+        raise _unreadable(path, error) from error
+
+
 def read(path: Path) -> Iterator[Event]:
     """The events of a journal, in order; works while it is being written.
 
     Raises:
         NotFound: there is none.
         Corrupt: a line that is no event, with its number. A torn last line is not one.
+        StoreError: it may not be read.
     """
     for event, _ in read_numbered(path):
         yield event
@@ -177,10 +195,8 @@ def read_numbered(path: Path) -> Iterator[tuple[Event, int | None]]:
 
 def read_placed(path: Path) -> Iterator[tuple[Event, int | None, int]]:
     """As `read_numbered`, each with the place in the file where its line ends."""
-    if not path.is_file():
-        raise NotFound(f"there is no journal at {path}.")
     end = 0
-    with path.open("rb") as file:
+    with _opened(path) as file:
         for number, line in enumerate(file, start=1):
             if not line.endswith(b"\n"):
                 return
@@ -195,10 +211,9 @@ def lines(path: Path) -> Iterator[tuple[str, bytes]]:
 
     Raises:
         NotFound: there is none.
+        StoreError: it may not be read.
     """
-    if not path.is_file():
-        raise NotFound(f"there is no journal at {path}.")
-    with path.open("rb") as file:
+    with _opened(path) as file:
         for line in file:
             if line.endswith(b"\n"):
                 yield _kind(line), line
@@ -224,6 +239,19 @@ def parse(line: bytes, path: Path) -> Event:
         Corrupt: it is none.
     """
     return _parse(line, f"a line of {path}")[0]
+
+
+def _opened(path: Path) -> BinaryIO:
+    if not is_file(path):
+        raise NotFound(f"there is no journal at {path}.")
+    try:
+        return path.open("rb")
+    except OSError as error:
+        raise _unreadable(path, error) from error
+
+
+def _unreadable(path: Path, error: OSError) -> StoreError:
+    return StoreError(f"reading {path} failed: {error.strerror}.")
 
 
 def _kind(line: bytes) -> str:

@@ -175,7 +175,11 @@ def _created(path: Path) -> int:
             # The folder was removed in between; or there can be none: the kernel says the same.
             if isinstance(error, FileNotFoundError) and attempt < _ATTEMPTS:
                 continue
-            raise StoreError(f"{path} cannot be locked: {error}. Nothing was changed.") from error
+            full = Full.tells(error)
+            todo = "Make room" if full else "Let this user write there, or name another store"
+            raise (Full if full else StoreError)(
+                f"{path} cannot be locked: {error}. Nothing was changed. {todo}."
+            ) from error
 
 
 def _in_place(file: int, path: Path) -> bool:

@@ -16,6 +16,7 @@ from elastix.errors import ConfigError, NotFound
 from elastix.flat import flatten
 from elastix.notebook import facts, table
 from elastix.observe.catalogue import known
+from elastix.observe.journal import is_file
 from elastix.search.pareto import fronts, order
 from elastix.search.trial import Config, Objectives, Trial, TrialState, check_kinds
 from elastix.search.trial_database import FILE, TrialDatabase, TrialRow, readable, unbegun
@@ -201,7 +202,7 @@ class Results(Sequence[Trial]):
                 before it began.
         """
         run = RunConfig(name=name, store=str(store))
-        if not (run.directory / FILE).is_file():
+        if not is_file(run.directory / FILE):
             there = known(names(run.store), name, "campaigns")
             raise NotFound(f"there is no campaign {name!r} in {run.store}. {there}")
         with TrialDatabase(run.directory, read_only=True) as database:

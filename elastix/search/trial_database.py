@@ -19,6 +19,7 @@ from types import TracebackType
 from typing import Any, Literal, Self
 
 from elastix.errors import Corrupt, Full, NotFound, ReadOnly, StoreError, TooNew
+from elastix.observe.journal import is_file
 from elastix.observe.run_lock import Lock
 from elastix.search.trial import Trial
 from elastix.state import Ref
@@ -69,7 +70,7 @@ class TrialDatabase:
         self.directory = directory
         self._path = directory / FILE
         self._lock: Lock | None = None
-        if read_only and not self._path.is_file():
+        if read_only and not is_file(self._path):
             raise NotFound(f"there is no campaign in {directory}.")
         if not read_only:
             with _errors(self._path):

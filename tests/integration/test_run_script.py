@@ -89,6 +89,14 @@ def test_a_script_that_cannot_be_loaded_is_told_with_the_users_own_lines(
     assert "importlib" not in done.output
 
 
+def test_a_store_without_a_path_is_not_blamed_on_the_name(tmp_path):
+    (tmp_path / "one.py").write_text("def train(ctx): ...\n")
+    done = CliRunner().invoke(app, ["run", str(tmp_path / "one.py"), "--store", ""])
+    assert done.exit_code == 2
+    assert "store must be the path of a directory" in done.output
+    assert "--name" not in done.output
+
+
 @pytest.mark.parametrize(
     "words", [["--workers", "0"], ["--cpus", "nan"], ["--seed", "-1"], ["--spares", "-1"]]
 )

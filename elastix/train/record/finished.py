@@ -137,7 +137,7 @@ def history(directory: Path, attached: bool = False) -> Progress:
     """What earlier processes of this run came to; the one at work now tells its part itself."""
     path = directory / "journal.jsonl"
     progress = Progress()
-    if not path.exists():
+    if not journal.is_file(path):
         return progress
     kinds = enumerate(kind for kind, _ in journal.lines(path)) if attached else ()
     began = [place for place, kind in kinds if kind == RunStarted.__name__]

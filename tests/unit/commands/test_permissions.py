@@ -79,6 +79,39 @@ def test_a_folder_that_may_not_be_looked_into_is_named(theirs, words):
     assert "not foreseen" not in done.stderr
 
 
+@pytest.mark.parametrize("closed", ["runs/digits", "runs/digits/journal.jsonl"])
+def test_a_run_that_may_not_be_read_hides_no_other_and_is_not_begun_anew(theirs, closed):
+    runs, script = theirs / "runs", theirs.parent / "digits.py"
+    runs.chmod(0o755)
+    with Journal(runs / "another" / "journal.jsonl") as journal:
+        for event in run_events(steps=20):
+            journal.append(event)
+    (theirs / closed).chmod(0o000)
+    script.write_text("def train(ctx): ...\n")
+    listed = called("runs", "list", "--store", theirs)
+    assert [line.split("\t")[::2][:2] for line in listed.stdout.splitlines()[1:]] == [
+        ["another", "finished"],
+        ["digits", "damaged"],
+    ]
+    fact = f"reading {runs / 'digits' / 'journal.jsonl'} failed: Permission denied"
+    for done in (
+        listed,
+        called("report", "digits", "--store", theirs),
+        called("run", script, "--store", theirs),
+    ):
+        assert fact in done.stderr
+        assert "not foreseen" not in done.stderr
+
+
+@pytest.mark.parametrize("words", [["campaign", "show"], ["campaign", "resume"]])
+def test_a_campaign_that_may_not_be_looked_for_is_not_said_to_be_missing(theirs, words):
+    (theirs / "runs" / "digits").chmod(0o000)
+    done = called(*words, "digits", "--store", theirs)
+    assert done.returncode == 1
+    assert "failed: Permission denied" in done.stderr
+    assert "not foreseen" not in done.stderr
+
+
 @pytest.fixture
 def hidden(theirs):
     """One below a folder that may not be looked into."""
