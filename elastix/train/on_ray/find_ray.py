@@ -1,5 +1,6 @@
 """Ray, as a driver finds or starts it if its user has not."""
 
+import errno
 import logging
 import os
 import signal
@@ -17,6 +18,7 @@ from elastix.interrupts import heeding
 
 logger = logging.getLogger(__name__)
 
+_NO_FILES = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT)
 _TOKENS = "ray._private.authentication.authentication_token_setup"
 
 
@@ -51,27 +53,40 @@ def init_ray(address: str | None, **options: Any) -> None:  # noqa: ANN401 - of 
     processes before anything of ours has ended, and this one then aborts with a dump.
 
     Raises:
-        ConfigError: it is.
+        ConfigError: it is, or Ray may not write its files, or there is no room for them.
     """
     before = signal.getsignal(signal.SIGTERM)
     with heeding() as has_come:
         try:
             ray.init(address, **options)
         except OSError as error:
-            if "AF_UNIX path length" not in str(error):
+            reason = _why_not(error)
+            if not reason:
                 raise
-            raise ConfigError(
-                "Ray cannot start: its sockets lie in the folder for temporary files, "
-                f"{tempfile.gettempdir()}, and their paths must not be longer than 107 bytes. "
-                "Nothing was started. Set RAY_TMPDIR=/tmp, or another folder with a path of up to "
-                "40 bytes."
-            ) from error
+            raise ConfigError(f"Ray cannot start: {reason}") from error
         finally:
             if threading.current_thread() is threading.main_thread():
                 kept = None if before is signal.SIG_DFL else before
                 signal.signal(signal.SIGTERM, kept or _end)
             if has_come(signal.SIGTERM):
                 signal.raise_signal(signal.SIGTERM)  # Ray may have lost it
+
+
+def _why_not(error: OSError) -> str:
+    """What stands in Ray's way, and what to do; empty if nobody here knows."""
+    if "AF_UNIX path length" in str(error):
+        return (
+            f"its sockets lie in the folder for temporary files, {tempfile.gettempdir()}, and "
+            "their paths must not be longer than 107 bytes. Nothing was started. Set "
+            "RAY_TMPDIR=/tmp, or another folder with a path of up to 40 bytes."
+        )
+    if error.errno in _NO_FILES:
+        return (
+            f"{error}. Nothing was started. It writes logs and sockets to the folder for temporary "
+            "files, and a token to ~/.ray: this user must be allowed to, and there must be room. "
+            "Set RAY_TMPDIR and HOME to folders where that is so."
+        )
+    return ""
 
 
 def _end(number: int, frame: object) -> None:

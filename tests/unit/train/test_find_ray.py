@@ -1,6 +1,7 @@
 """Which Ray a driver uses that was told of none."""
 
 import contextlib
+import errno
 import logging
 import os
 import signal
@@ -93,6 +94,26 @@ def test_a_folder_whose_path_is_too_long_for_sockets_is_named(monkeypatch, tmp_p
     monkeypatch.setattr(find_ray.tempfile, "gettempdir", lambda: str(tmp_path))
     with pytest.raises(ConfigError, match=f"{tmp_path}.*Set RAY_TMPDIR=/tmp"):
         find_ray.find_or_start_ray()
+
+
+@pytest.mark.parametrize("number", [errno.EACCES, errno.EROFS, errno.ENOSPC])
+def test_a_file_that_ray_cannot_write_is_named_with_what_to_do(monkeypatch, number):
+    def init(address, **options):
+        raise OSError(number, os.strerror(number), "/home/me/.ray")
+
+    monkeypatch.setattr(ray, "init", init)
+    fact = f"{os.strerror(number)}: '/home/me/.ray'. Nothing was started.*Set RAY_TMPDIR and HOME"
+    with pytest.raises(ConfigError, match=fact):
+        find_ray.init_ray("local")
+
+
+def test_a_cluster_that_cannot_be_reached_is_left_to_ray_to_tell(monkeypatch):
+    def init(address, **options):
+        raise ConnectionError("no cluster")
+
+    monkeypatch.setattr(ray, "init", init)
+    with pytest.raises(ConnectionError, match="no cluster"):
+        find_ray.init_ray("local")
 
 
 def test_sigterm_that_ray_loses_while_it_starts_ends_the_process_all_the_same(monkeypatch):
