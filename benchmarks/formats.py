@@ -48,6 +48,9 @@ class Alone:
     def boundary(self, loader: int) -> None:
         """Nobody comes or goes."""
 
+    def left(self) -> None:
+        """Nothing is taken back."""
+
     def exhausted(self, loader: int) -> bool:
         """Nothing ends with an epoch."""
         return False

@@ -65,6 +65,10 @@ class Pace(Protocol):
         """
         ...
 
+    def left(self) -> None:
+        """The train function has left a loop over batches before the end of the epoch."""
+        ...
+
     def planned(self, loader: int, epochs: int) -> None:
         """The train function is going to make so many epochs of a loader, all told."""
         ...
@@ -77,6 +81,7 @@ class Loader:
         epoch: the epoch in progress, from 0.
         cursor: what is committed.
         paces: how fast workers compute slices, if there are any.
+        turns: how often a batch was asked for.
         within: what of the worker's share of the last batch, or of the last slice, this process
             had; 1 for all.
         overtaken: the State that came is of another epoch than the loop of the train function.
@@ -102,6 +107,7 @@ class Loader:
         self._passed_over: set[int] = set()  # the places of others that are not the last one
         self._binding: Ratio | None = None  # of the last batch drawn
         self._wholes = 0  # batches in a row that could not be split
+        self.turns = 0
         self._told = False  # of that
         self._reader = ReadsAhead(self) if source.num_workers else ShareReader(source)
 
@@ -266,6 +272,10 @@ class Loader:
         self._ahead = self.cursor = Cursor(source.length, state_dict["position"], owed, left_out)
         self.paces.load_state_dict(state_dict.get("paces", {}))
         self._forget()
+
+    def left(self) -> None:
+        """The loop over an epoch was left before its end."""
+        self._pace.left()
 
     def next_batch(self) -> Any | None:  # noqa: ANN401 - whatever collate makes
         """This worker's share of the next global batch, or the batch as a step of slices.
@@ -463,7 +473,8 @@ class _Batches:
 
     def __init__(self, loader: Loader) -> None:
         self._loader = loader
-        self._draws = False  # the last batch of the loader is from here
+        self._draws = False  # a batch of the loader is from here
+        self._turn = 0  # of the loader, when the last one was drawn
 
     def __iter__(self) -> Iterator[Any]:
         return self
@@ -473,8 +484,16 @@ class _Batches:
             self._loader.check_done()
         self._draws = True
         batch = self._loader.next_batch()
+        self._loader.turns += 1
+        self._turn = self._loader.turns
         if batch is None:
+            self._turn = 0
             self._loader.came_to_none = not self._loader.gave
             raise StopIteration
         self._loader.gave, self._loader.came_to_none = True, False
         return batch
+
+    def __del__(self) -> None:
+        """At a `break`, before the code after the loop: nobody else has this."""
+        if self._turn and self._turn == self._loader.turns:
+            self._loader.left()

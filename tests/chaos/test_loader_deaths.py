@@ -182,6 +182,9 @@ class Alone:
     def drawn(self, loader, samples, ratio):
         pass
 
+    def left(self):
+        pass
+
     def exhausted(self, loader):
         pass
 

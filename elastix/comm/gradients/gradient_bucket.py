@@ -37,6 +37,7 @@ class GradientBucket(Bucket):
     zeroed by the user takes with it what was moved aside before.
 
     Attributes:
+        came: places of gradients that backward has brought in this step.
         left: gradients that were handed back are the user's still, as they were.
         unscaled: in an exact run: gradients are taken as they are, and the sum is scaled.
         collect: likewise: who takes each as it comes, with its place; None where there is none.
@@ -70,6 +71,7 @@ class GradientBucket(Bucket):
         self._homes: list[torch.Tensor] = []  # the places in it
         self._sharded = any(map(is_sharded, parameters))
         self._parts: list[_Parts] = []  # only in a step of several ratios
+        self.came: set[int] = set()
         self._before: list[torch.Tensor | None] = []  # gradients that a step in slices began with
         self._aside: list[torch.Tensor | None] = []  # while others are computed
         self._marks: dict[int, _Mark] = {}  # in such a step: of gradients, when last added to
@@ -408,6 +410,7 @@ class GradientBucket(Bucket):
         gradients = [parameter.grad for parameter in self.parameters]
         self._given = [None if g is None else weakref.ref(g) for g in gradients]
         self._given_at, self.left = self._home._version, False
+        self.came.clear()
 
     def _keep_spent(self) -> None:
         self._spent = [parameter.grad for parameter in self.parameters] if self._late else []
@@ -427,10 +430,16 @@ class GradientBucket(Bucket):
 
     def drop(self) -> None:
         """Nobody with samples is left in this step: no gradients, so that nothing is updated."""
+        self.came.update(range(len(self.parameters)))
+        self.drop_new()
+
+    def drop_new(self) -> None:
+        """The same of those alone that have come in this step: others are of one before it."""
         self.forget_parts()
         self._before = []
-        for parameter in self.parameters:
-            parameter.grad = None
+        for place in self.came:
+            self.parameters[place].grad = None
+        self.came.clear()
 
     def imitate(self, flat: torch.Tensor) -> None:
         """`param.grad` becomes that of the other replica, whatever was computed here."""

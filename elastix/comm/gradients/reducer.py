@@ -298,6 +298,7 @@ class Reducer:
 
         def gradient_ready(parameter: torch.Tensor) -> None:
             self._streams.note(parameter)
+            bucket.came.add(place)
             if gradients.aside:
                 return  # it is looked at when all are there
             if self._piped:
@@ -493,13 +494,18 @@ class Reducer:
             buffers.remember()
 
     def _remember_accepted(self) -> None:
-        for buffers in self._buffers if self._may_void else ():
+        keeps = self._may_void and not self._steps.undone
+        for buffers in self._buffers if keeps else ():
             buffers.remember_accepted()
 
     def _leave_no_trace(self) -> None:
-        for gradients in self._gradients:
-            gradients.drop()
+        self._drop_void()
         self.put_back_buffers()
+
+    def _drop_void(self) -> None:
+        """What is of another pass on the batch stays, if the step is one of a further pass."""
+        for gradients in self._gradients:
+            gradients.drop_new() if self._steps.further else gradients.drop()
 
     def put_back_buffers(self) -> None:
         """Buffers have the values again that they had at the last boundary.
@@ -509,12 +515,20 @@ class Reducer:
         for buffers in self._buffers:
             buffers.put_back()
 
-    def stand_in(self, value: float) -> None:
-        """After a step that is void: gradients, so that code that looks at them goes on."""
+    def stand_in(self, value: float) -> set[int]:
+        """After a step that is void: gradients, so that code that looks at them goes on.
+
+        Returns:
+            Ids of parameters that have one of another pass on the batch, which is used.
+        """
+        spared = set()
         for gradients in self._gradients:
             for parameter in gradients.parameters:
-                if parameter.requires_grad:
+                if parameter.grad is not None:
+                    spared.add(id(parameter))
+                elif parameter.requires_grad:
                     parameter.grad = torch.full_like(parameter, value, requires_grad=False)
+        return spared
 
     def parts(self) -> Sequence[torch.Tensor]:
         """The buckets as they were accepted, one after the other; none if nothing was."""
@@ -530,8 +544,7 @@ class Reducer:
         if watched.parts:
             self._remember_accepted()
         else:  # and buffers were put back after a forward pass of placeholders
-            for gradients in self._gradients:
-                gradients.drop()
+            self._drop_void()
 
     def lacks(self, members: Sequence[int]) -> bool:
         """Whether slices fall to this worker that it has not computed."""

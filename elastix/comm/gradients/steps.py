@@ -68,6 +68,16 @@ class Steps(Protocol):
         """Whether a commit round with this result says that the step is to be done again."""
         ...
 
+    @property
+    def further(self) -> bool:
+        """Whether the step in hand is a further pass on the batch of the one before it."""
+        ...
+
+    @property
+    def undone(self) -> bool:
+        """Whether what a step does is put back at the next boundary: its batch was left out."""
+        ...
+
     def committed(self, outcome: OperationOutcome) -> None:
         """The step counts and gradients are in place; or it is void, and there are none."""
         ...

@@ -284,6 +284,7 @@ class Member:
             used_models.check(objects)
         live = self._tracked
         live.before_step = self._before_optimizer
+        live.after_step = self._steps.rewind.after_optimizer
         had_gradients = live.prepare(objects, self.device)
         event = self._inheritance.prepared(live)
         if event is not None:
@@ -539,6 +540,10 @@ class Member:
         together = self._outer is not None and self._outer.exhausted(over)
         self._copies.finish()
         return together
+
+    def left(self) -> None:
+        """What a void step has changed is put back before the code after the loop runs."""
+        self._steps.left()
 
     def planned(self, loader: int, epochs: int) -> None:
         """So many epochs are meant to be made. For progress bars; may get lost with rank 0."""

@@ -20,6 +20,12 @@ MISSED_PASSES = (
     "they count as used and are not drawn again."
 )
 
+UNMARKED_STEP = (
+    "step %d is void, and nothing says where it began: no optimizer has moved, but what the loop "
+    "changes beside that (schedulers, averages of weights) stays changed. Call ctx.boundary() "
+    "before each batch, or draw batches from ctx.loader, and it is put back."
+)
+
 GRADIENTS_DROPPED = (
     "ctx.prepare was given parameters that had gradients, of a backward pass before it. They were "
     "dropped: a worker that joins, and a run that is continued, would add them to a later step. "
@@ -67,8 +73,9 @@ def trained_before(name: str) -> ConfigError:
     """A model that is not built in the train function is given to ctx.prepare by a further run."""
     return ConfigError(
         f"ctx.prepare got a model whose {name!r} is as an earlier trial of this process has left "
-        "it: the model was built outside of the train function, so all trials of a worker share "
-        "it. Nothing was trained. Build it in the function, or train a copy.deepcopy of it."
+        "it: the model, or the tensors that it was made of, were built outside of the train "
+        "function, so all trials of a worker share them. Nothing was trained. Build them in the "
+        "function, or train a copy: copy.deepcopy(model), tensor.clone()."
     )
 
 

@@ -15,7 +15,8 @@ out void. Where steps may be void often they are copied when a step begins: when
 loop was seen to do so, and when this worker's first one does, since nobody has seen it yet.
 
 Some loops have an optimizer use its gradients when the next batch is there. They are no part of a
-State, and are gone when the step is done again: what was made of them stays.
+State, and are gone when the step is done again: what was made of them stays. What such a loop has
+changed by itself before that cannot be told from it.
 
 A further pass on a batch is a step that is not done again: the loop goes on after it. Nothing is
 put back for it.
@@ -73,17 +74,18 @@ class Rewind:
 
     Attributes:
         due: the step since then is void.
+        marked: there was a boundary.
         first: no step has ended since then, so the next is not a further pass on a batch. False
             before the first boundary.
     """
 
     def __init__(self) -> None:
-        self.due = False
-        self.first = False
+        self.due = self.marked = self.first = False
         self._kept: dict[str, Any] = {}
         self._outlines: dict[str, _Outline] = {}
         self._tensors: list[tuple[torch.Tensor, torch.Tensor]] = []  # and what was in them
-        self._slots: list[tuple[torch.optim.Optimizer, dict[Any, dict[str, Any]]]] = []
+        self._states: list[tuple[torch.optim.Optimizer, dict[Any, Any]]] = []
+        self._tables: list[tuple[dict[Any, Any] | list[Any], Any]] = []  # and what was in them
         self._again = False  # the step has to begin with just these
         self._parameters: list[torch.nn.Parameter] = []
         self._versions: list[int] = []  # of these, at the boundary
@@ -91,7 +93,8 @@ class Rewind:
         self._copies: list[tuple[torch.Tensor, torch.Tensor]] = []
         # Whether the loop changes parameters between a boundary and its first pass, if seen yet.
         self._moves: bool | None = None
-        self._optimized = False  # an optimizer has taken a step there
+        self._copying = False  # if it may
+        self._mixed = False  # it has there, and then an optimizer has
 
     def prepared(self, modules: Iterable[torch.nn.Module]) -> None:
         """The parameters of these are what the loop may change, but for those of inference mode."""
@@ -104,15 +107,26 @@ class Rewind:
         Args:
             copies: parameters are copied, if this loop may change them before its backward pass.
         """
-        self.first, self._optimized = True, False
-        self._copies = _copied(self._parameters) if copies and self._moves is not False else []
-        self._versions = [parameter._version for parameter in self._parameters]
-        ends = self._parameters[:: max(1, len(self._parameters) - 1)]
-        self._samples = [(parameter, sample_of(parameter)) for parameter in ends]
+        self.marked = self.first = True
+        self._mixed, self._copying = False, copies
+        self._look()
 
     def before_optimizer(self) -> None:
         """One takes a step. Before the first pass it has the gradients of the step before."""
-        self._optimized |= self.first
+        self._mixed |= self.first and self._moved
+
+    def after_optimizer(self) -> None:
+        """It has: what it has made of them stays."""
+        if self.first:
+            self._look()
+
+    def _look(self) -> None:
+        """Parameters are put back to what they are now."""
+        copies = self._copying and self._moves is not False
+        self._copies = _copied(self._parameters) if copies else []
+        self._versions = [parameter._version for parameter in self._parameters]
+        ends = self._parameters[:: max(1, len(self._parameters) - 1)]
+        self._samples = [(parameter, sample_of(parameter)) for parameter in ends]
 
     def left(self, *, copies: bool) -> None:
         """A step counts. The first after a boundary shows whether the loop moves parameters itself.
@@ -121,14 +135,14 @@ class Rewind:
             copies: see `set_out`.
         """
         if copies and self.first and not self._moves:
-            self._moves = self._moved
+            self._moves = self._mixed or self._moved
         self.first, self._copies = False, []
 
     @property
     def _moved(self) -> bool:
-        """Whether the loop itself has changed parameters since the boundary."""
-        if self._optimized:
-            return False
+        """Whether the loop itself has changed parameters since they were looked at."""
+        if self._copies:
+            return not all(_same(parameter, value) for parameter, value in self._copies)
         if self._versions != [parameter._version for parameter in self._parameters]:
             return True
         return not all(_same(sample_of(parameter), sample) for parameter, sample in self._samples)
@@ -179,19 +193,17 @@ class Rewind:
             Whether they can be put back: not if parameters have changed since, and were not copied.
             Where `again` is set it is found out later; see `begins_otherwise`.
         """
-        if self._optimized:
-            self._copies = []
         self._again = again and not self._copies
-        self._slots = [
-            (other, {key: dict(slot) for key, slot in _slots(other)})
-            for other in others
-            if isinstance(other, torch.optim.Optimizer)
-        ]
-        slots = [slot for _, of_one in self._slots for slot in of_one.values()]
-        values = [value for slot in slots for value in slot.values()]
-        moments = [value for value in values if isinstance(value, torch.Tensor)]
-        kept = bool(self._copies) or self._again or not self._moved
-        self._tensors = [*(self._copies or _copied(self._parameters)), *_copied(moments)]
+        kept = not self._mixed and (bool(self._copies) or self._again or not self._moved)
+        optimizers = [other for other in others if isinstance(other, torch.optim.Optimizer)]
+        self._states = [(optimizer, dict(optimizer.state)) for optimizer in optimizers]
+        moments: list[torch.Tensor] = []
+        self._tables = []
+        for _, state in self._states:
+            for value in state.values():
+                _go_through(value, moments, self._tables)
+        parameters = self._copies or _copied(self._parameters)
+        self._tensors = [*_copied(moments), *parameters]  # which may lie where a moment does
         self._copies = []
         return kept
 
@@ -206,7 +218,7 @@ class Rewind:
 
     def forget_tensors(self) -> None:
         """A State has come: a step that is done again begins with what that has."""
-        self._tensors, self._slots, self._again = [], [], False
+        self._tensors, self._states, self._tables, self._again = [], [], [], False
 
     def restore(self, others: Mapping[str, Stateful]) -> None:
         """Put back what was kept, if the step since then is void."""
@@ -214,13 +226,12 @@ class Rewind:
             return
         self.due = False
         with torch.no_grad():
-            for optimizer, slots in self._slots:
-                for key, slot in _slots(optimizer):
-                    slot.clear()
-                    if key not in slots:  # of a further pass on the batch
-                        del optimizer.state[key]
-                for key, values in slots.items():
-                    optimizer.state.setdefault(key, {}).update(values)
+            for table, held in self._tables:
+                table.clear()
+                table.update(held) if isinstance(table, dict) else table.extend(held)
+            for optimizer, state in self._states:
+                optimizer.state.clear()  # also what a further pass on the batch has made
+                optimizer.state.update(state)
             for tensor, value in self._tensors:
                 tensor.copy_(value)
         for name, kept in self._kept.items():
@@ -234,9 +245,20 @@ class Rewind:
             self.forget_tensors()
 
 
-def _slots(optimizer: torch.optim.Optimizer) -> list[tuple[Any, dict[str, Any]]]:
-    """What an optimizer has of each parameter."""
-    return [(key, slot) for key, slot in optimizer.state.items() if isinstance(slot, dict)]
+def _go_through(
+    value: Any,  # noqa: ANN401 - any part of an optimizer's state
+    tensors: list[torch.Tensor],
+    tables: list[tuple[dict[Any, Any] | list[Any], Any]],
+) -> None:
+    """Collect the tensors of a value, and its tables and lists with what they hold."""
+    if isinstance(value, torch.Tensor):
+        tensors.append(value)
+    elif isinstance(value, dict | list | tuple):
+        parts = list(value.values() if isinstance(value, dict) else value)
+        if not isinstance(value, tuple):
+            tables.append((value, dict(value) if isinstance(value, dict) else parts))
+        for part in parts:
+            _go_through(part, tensors, tables)
 
 
 def _copied(tensors: Iterable[torch.Tensor]) -> list[tuple[torch.Tensor, torch.Tensor]]:

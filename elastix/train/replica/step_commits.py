@@ -113,6 +113,9 @@ class StepCommits:
         self._reducer: Reducer | None = None
         self._turns: deque[int] = deque(maxlen=loader_order.REMEMBERED)  # of loaders, step by step
         self._turns_from_before = False  # none of them was taken since the State came
+        self._unmarked = (
+            False  # a step was void that nobody knows the beginning of, and it was said
+        )
         self._doubted = False  # what a step was about, and it was said
         self._faulty, self._faults = -1, 0  # the last step that was, for who is alone; how often
         self._plain = plain_loaders.PlainLoaders()
@@ -196,6 +199,12 @@ class StepCommits:
         if self.rewind.due and self._reducer is not None:
             self._reducer.put_back_buffers()
         self.rewind.restore(self._tracked.others)
+
+    def left(self) -> None:
+        """The loop over batches was left: what follows is no part of a void step, and stays."""
+        if self.rewind.due and self.ended is None and self._thread == threading.get_ident():
+            self.put_back()
+            self.rewind.forget_tensors()
 
     def set_out(self) -> None:
         """At a boundary: a step begins from here, and may have to be done again from here."""
@@ -447,11 +456,14 @@ class StepCommits:
         """
         self.window.void()
         self.slices.step = None
+        if not (self.rewind.marked or self._unmarked) and self._driver.rank == 0:
+            logger.warning(refusals.UNMARKED_STEP, self.step + 1)
+        self._unmarked = True
         changed = self._keep_for_rewind(again=self._settings.exact and alarm is None)
         self._tracked.void = True
         if self._reducer is not None:
             overflow = self._tracked.scaler is not None  # which is what it takes them for
-            self._reducer.stand_in(math.inf if overflow else 0.0)
+            self._tracked.spared = self._reducer.stand_in(math.inf if overflow else 0.0)
         for loader in self._tracked.loaders:
             if alarm is None:
                 loader.commit(())
@@ -562,6 +574,16 @@ class StepCommits:
     def voided(self, result: torch.Tensor) -> bool:
         """Whether a step that was left with this result does not count."""
         return self.checks.verdict(result).void
+
+    @property
+    def further(self) -> bool:
+        """See Steps. Without boundaries any pass may be one."""
+        return not self.rewind.first
+
+    @property
+    def undone(self) -> bool:
+        """See Steps."""
+        return self.rewind.due
 
     def look_at_turn(self, loader: int) -> None:
         """Say so if the run goes on with another loader than it would have without a stop."""

@@ -9,11 +9,15 @@ Invariant: what a State holds for objects that do not exist yet is passed on as 
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial, wraps
 from typing import Any
 
 import torch
 from torch.optim.lr_scheduler import LRScheduler
-from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
 from torch.utils.hooks import RemovableHandle
 
 from elastix import state as states
@@ -46,8 +50,10 @@ class TrackedObjects:
         staged: modules are a stage of a model, of which other processes have the rest.
         whole: names of all parameters of that model.
         void: the last step was; whatever gradients there are, no optimizer of these moves.
+        spared: ids of parameters that it moves all the same, by those of a step before it.
         before_step: called with one of these optimizers before it takes a step, and whether that
             step has a closure; may raise.
+        after_step: called after that.
     """
 
     def __init__(self) -> None:
@@ -56,8 +62,10 @@ class TrackedObjects:
         self.loaders: list[Loader] = []
         self.memories: list[Rehearsal] = []
         self.staged = self.void = False
+        self.spared: set[int] = set()
         self.whole: frozenset[str] = frozenset()
         self.before_step: Callable[[torch.optim.Optimizer, bool], None] = lambda *_: None
+        self.after_step: Callable[[], None] = lambda: None
         self._outer: torch.optim.Optimizer | None = None
         self._groups: dict[torch.optim.Optimizer, int] = {}  # how many each was given with
         self._unclaimed = State({})
@@ -445,10 +453,10 @@ def _watch_optimizers(live: TrackedObjects) -> None:
 
     def before_step(
         optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> None:
+    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
         alive = reference()
         if alive is None:
-            return
+            return None
         fresh = seen.get(optimizer) != len(optimizer.param_groups)
         if fresh:  # models are sharded by now: they are not looked through at every step
             layers[:] = map(weakref.ref, fsdp_layers(alive.modules.values()))
@@ -458,19 +466,54 @@ def _watch_optimizers(live: TrackedObjects) -> None:
         if fresh:
             alive.check_optimizer(optimizer)
             seen[optimizer] = len(optimizer.param_groups)
+        closure = any(map(callable, (*args[1:], *kwargs.values())))
         if any(optimizer is other for other in alive.others.values()):
-            alive.before_step(optimizer, any(map(callable, (*args[1:], *kwargs.values()))))
+            alive.before_step(optimizer, closure)
         elif not any(optimizer is one for other in alive.others.values() for one in _held(other)):
-            return
-        if alive.void:
-            for group in optimizer.param_groups:
-                for parameter in group["params"]:
-                    parameter.grad = None
+            return None
+        let_go = partial(_let_go_if_void, reference, weakref.ref(optimizer))
+        let_go()
+        if not closure:
+            return None
+        given = [_followed(value, let_go) if callable(value) else value for value in args[1:]]
+        named = {k: _followed(v, let_go) if callable(v) else v for k, v in kwargs.items()}
+        return (args[0], *given), named
+
+    def after_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:  # noqa: ANN401
+        alive = reference()
+        if alive is not None and any(optimizer is other for other in alive.others.values()):
+            alive.after_step()
 
     # Those of earlier runs in this process are removed here. Within a step they could not be:
     # torch goes through them just then.
     _unwatch(None)
     _watching.append((reference, register_optimizer_step_pre_hook(before_step)))
+    _watching.append((reference, register_optimizer_step_post_hook(after_step)))
+
+
+def _let_go_if_void(
+    tracked: weakref.ref[TrackedObjects], optimizer: weakref.ref[torch.optim.Optimizer]
+) -> None:
+    """Leave an optimizer without gradients, of which it would make something, in a void step."""
+    alive, taking = tracked(), optimizer()
+    if alive is None or taking is None or not alive.void:
+        return
+    for group in taking.param_groups:
+        for parameter in group["params"]:
+            if id(parameter) not in alive.spared:
+                parameter.grad = None
+
+
+def _followed(closure: Callable[..., Any], then: Callable[[], None]) -> Callable[..., Any]:
+    """A closure of an optimizer's step, after whose pass something is to be done."""
+
+    @wraps(closure)
+    def both(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - as it was given
+        loss = closure(*args, **kwargs)
+        then()
+        return loss
+
+    return both
 
 
 def _unwatch(over: TrackedObjects | None) -> None:

@@ -58,6 +58,9 @@ class Pace:
     def drawn(self, loader: int, size: int, ratio: dict[int, int]) -> None:
         self.ratios.append(ratio)
 
+    def left(self) -> None:
+        """Nothing is taken back."""
+
     def exhausted(self, loader: int) -> bool:
         return False
 

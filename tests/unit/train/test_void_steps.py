@@ -10,7 +10,6 @@ from elastix.train.replica.solo import run_alone
 from tests.unit.train.solo import solo
 
 ROWS = torch.rand(24, 4, generator=torch.Generator().manual_seed(1))
-BATCH = 4
 
 
 def trained(directory, body, bad=None, left_out=2, **options):
@@ -33,7 +32,7 @@ def trained(directory, body, bad=None, left_out=2, **options):
         model, optimizer, scheduler = ctx.prepare(model, optimizer, scheduler)
         cut = torch.cat([ROWS[: 4 * left_out], ROWS[4 * left_out + 4 :]])
         rows = ROWS if bad is not None else cut
-        for epoch in ctx.loader(TensorDataset(rows), batch_size=BATCH, shuffle=False).epochs(1):
+        for epoch in ctx.loader(TensorDataset(rows), batch_size=4, shuffle=False).epochs(1):
             for (x,) in epoch:
                 there = bad is not None and torch.equal(x, ROWS[4 * bad : 4 * bad + 4])
                 body(model, optimizer, scheduler, x, float("nan") if there else 1.0)
@@ -113,6 +112,14 @@ def a_batch_later(model, optimizer, scheduler, x, factor):
     (factor * loss_of(model, x)).backward()
 
 
+def decays_a_parameter_in_the_middle(model, optimizer, scheduler, x, factor):
+    """Past torch's counters, and past the first and the last parameter."""
+    model[0].bias.data.mul_(0.9)
+    (factor * loss_of(model, x)).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+
 @pytest.mark.parametrize("bad", [0, 2])
 @pytest.mark.parametrize(
     "body",
@@ -123,6 +130,7 @@ def a_batch_later(model, optimizer, scheduler, x, factor):
         sharpness_aware_from_its_first_pass,
         sharpness_aware_in_its_first_pass,
         decays_before_a_closure,
+        decays_a_parameter_in_the_middle,
         a_batch_later,
     ],
 )
@@ -164,3 +172,181 @@ def test_a_further_pass_on_a_batch_is_left_out_and_the_others_stay(tmp_path):
     assert outcome.kind == "finished", outcome
     for name, value in quiet.items():
         torch.testing.assert_close(found[name], value, msg=name)
+
+
+def test_a_void_pass_of_a_closure_moves_nothing_either(tmp_path):
+    """After the first pass on a batch there are moments, which move without a gradient."""
+
+    def passes(wanted):
+        def body(model, optimizer, scheduler, x, factor):
+            for number in range(4):
+                of_this = factor if number == 2 else 1.0
+                if of_this != of_this and not wanted:
+                    continue
+
+                def closure(of_this=of_this):
+                    optimizer.zero_grad()
+                    loss = of_this * loss_of(model, x)
+                    loss.backward()
+                    return loss
+
+                optimizer.step(closure)
+
+        return body
+
+    quiet, _ = trained(tmp_path / "skipped", passes(wanted=False), bad=2)
+    found, outcome = trained(tmp_path / "void", passes(wanted=True), bad=2)
+    assert outcome.kind == "finished", outcome
+    for name, value in quiet.items():
+        torch.testing.assert_close(found[name], value, msg=name)
+
+
+def test_what_is_decayed_a_batch_later_is_no_part_of_what_the_optimizer_has_made(tmp_path):
+    def body(model, optimizer, scheduler, x, factor):
+        optimizer.step()
+        optimizer.zero_grad()
+        decays_first(model, torch.optim.SGD([torch.zeros(1)]), scheduler, x, factor)
+
+    quiet, _ = trained(tmp_path / "without", body, left_out=2)
+    found, outcome = trained(tmp_path / "with", body, bad=2)
+    assert outcome.kind == "finished", outcome
+    for name, value in quiet.items():
+        torch.testing.assert_close(found[name], value, msg=name)
+
+
+def test_what_was_decayed_before_the_optimizer_moved_on_cannot_be_told_from_that(tmp_path):
+    def body(model, optimizer, scheduler, x, factor):
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.mul_(0.9)
+        a_batch_later(model, optimizer, scheduler, x, factor)
+
+    _, outcome = trained(tmp_path, body, bad=2)
+    assert isinstance(outcome.error, TrainError)
+    assert "a parameter of the model" in str(outcome.error)
+
+
+class Counting(torch.optim.SGD):
+    """Has state that is no parameter's, and moves it without gradients, too."""
+
+    def step(self, closure=None):
+        state = self.state.setdefault("all", {"steps": 0, "rates": [torch.zeros(1)]})
+        state["steps"] += 1
+        state["rates"].append(state["rates"][-1] + 1)
+        self.state["last"] = state["steps"]
+        return super().step(closure)
+
+
+@pytest.mark.parametrize("bad", [0, 2])
+def test_state_of_an_optimizer_that_is_no_parameters_is_put_back(tmp_path, bad):
+    seen = {}
+
+    def train(ctx):
+        model = torch.nn.Linear(4, 1)
+        model, optimizer = ctx.prepare(model, Counting(model.parameters(), lr=0.1))
+        for epoch in ctx.loader(TensorDataset(ROWS), batch_size=4, shuffle=False).epochs(1):
+            for number, (x,) in enumerate(epoch):
+                optimizer.zero_grad()
+                (loss_of(model, x) * (float("nan") if number == bad else 1)).backward()
+                optimizer.step()
+        seen.update(optimizer.state)
+
+    outcome = run_alone(train, {}, solo(tmp_path, guard=Guard()), print)
+    assert outcome.kind == "finished", outcome
+    assert seen["last"] == seen["all"]["steps"] == 5
+    assert [rate.item() for rate in seen["all"]["rates"]] == [0, 1, 2, 3, 4, 5]
+
+
+def test_buffers_are_left_out_with_the_parameters_of_a_further_pass(tmp_path):
+    """The first pass on a batch is void, the second is not: nothing of either stays."""
+    seen = []
+
+    def train(ctx):
+        model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4))
+        model, optimizer = ctx.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+        for epoch in ctx.loader(TensorDataset(ROWS), batch_size=4, shuffle=False).epochs(1):
+            for number, (x,) in enumerate(epoch):
+                seen.append({name: value.clone() for name, value in model.state_dict().items()})
+                for factor in (float("nan") if number == 2 else 1, 1):
+                    optimizer.zero_grad()
+                    (loss_of(model, x) * factor).backward()
+                    optimizer.step()
+
+    outcome = run_alone(train, {}, solo(tmp_path, guard=Guard()), print)
+    assert outcome.kind == "finished", outcome
+    for name, value in seen[2].items():
+        torch.testing.assert_close(seen[3][name], value, msg=name)
+
+
+def test_what_follows_a_loop_that_was_left_is_no_part_of_its_void_step(tmp_path):
+    """As where an epoch has a number of batches, and a scheduler a step after each epoch."""
+    seen = []
+
+    def train(ctx):
+        model = torch.nn.Linear(4, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+        each = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
+        model, optimizer, each = ctx.prepare(model, optimizer, each)
+        for epoch in ctx.loader(TensorDataset(ROWS), batch_size=4, shuffle=False).epochs(3):
+            for number, (x,) in enumerate(epoch):
+                optimizer.zero_grad()
+                (loss_of(model, x) * (float("nan") if number == 2 else 1)).backward()
+                optimizer.step()
+                each.step()
+                if number == 2:
+                    break
+            seen.append(each.last_epoch)
+            each.step()
+
+    outcome = run_alone(train, {}, solo(tmp_path, guard=Guard()), print)
+    assert outcome.kind == "finished", outcome
+    assert seen == [2, 5, 8]
+
+
+def test_a_loop_of_which_nobody_knows_where_its_steps_begin_is_told_what_stays(tmp_path, caplog):
+    def looped(boundary):
+        def train(ctx):
+            model = torch.nn.Linear(4, 1)
+            model, optimizer = ctx.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+            for factor in (1, float("nan"), float("nan"), 1):
+                if boundary:
+                    ctx.boundary()
+                optimizer.zero_grad()
+                (loss_of(model, ROWS) * factor).backward()
+                optimizer.step()
+
+        assert run_alone(train, {}, solo(tmp_path, guard=Guard()), print).kind == "finished"
+        return [r for r in caplog.records if "nothing says where it began" in r.getMessage()]
+
+    assert not looped(boundary=True)
+    assert len(looped(boundary=False)) == 1
+
+
+def test_gradients_of_another_pass_on_the_batch_are_used_after_a_void_one(tmp_path):
+    """Actor and critic take their steps when both have their gradients."""
+
+    def learned(directory, bad):
+        found = {}
+
+        def train(ctx):
+            torch.manual_seed(0)
+            models = torch.nn.Linear(4, 1), torch.nn.Linear(4, 1)
+            optimizers = [torch.optim.SGD(m.parameters(), lr=0.1, momentum=0.5) for m in models]
+            ctx.prepare(*models, *optimizers)
+            for epoch in ctx.loader(TensorDataset(ROWS), batch_size=4, shuffle=False).epochs(1):
+                for number, (x,) in enumerate(epoch):
+                    loss_of(models[0], x).backward()
+                    torch.nn.utils.clip_grad_norm_(models[0].parameters(), 0.1)
+                    (loss_of(models[1], x) * (float("nan") if number == bad else 1)).backward()
+                    for optimizer in optimizers:
+                        optimizer.step()
+                        optimizer.zero_grad()
+            found.update(models[0].state_dict())
+
+        outcome = run_alone(train, {}, solo(directory, guard=Guard()), print)
+        assert outcome.kind == "finished", outcome
+        return found
+
+    quiet, with_one = learned(tmp_path / "quiet", None), learned(tmp_path / "void", 2)
+    for name, value in quiet.items():
+        torch.testing.assert_close(with_one[name], value, msg=name)
