@@ -4,6 +4,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,12 +31,20 @@ def _set_default_device(device: torch.device) -> None:
     torch.set_default_device(None if device.type == "cpu" else device)
 
 
+def _flag(of: Any, name: str) -> tuple[Callable[[], Any], Callable[[Any], object]]:  # noqa: ANN401
+    return partial(getattr, of, name), partial(setattr, of, name)
+
+
 _SETTINGS: tuple[tuple[Callable[[], Any], Callable[[Any], object]], ...] = (
     (torch.get_default_device, _set_default_device),
     (torch.get_default_dtype, torch.set_default_dtype),
     (torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode),
     (torch.get_num_threads, torch.set_num_threads),
     (torch.is_grad_enabled, torch.set_grad_enabled),
+    (torch.is_anomaly_enabled, torch.set_anomaly_enabled),
+    (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
+    *(_flag(torch.backends.cudnn, name) for name in ("enabled", "benchmark", "deterministic")),
+    _flag(torch.backends.mkldnn, "enabled"),
 )
 """Of torch in this process: how each is read and set."""
 
@@ -138,13 +147,21 @@ def _folder_kept() -> Iterator[None]:
 @contextmanager
 def _settings_kept() -> Iterator[None]:
     """Leave torch's settings as they were. Those that have not changed are not set again."""
-    before = [get() for get, _ in _SETTINGS]
+    before = [_read(get) for get, _ in _SETTINGS]
     try:
         yield
     finally:
         for (get, put), was in zip(_SETTINGS, before, strict=True):
-            if get() != was:
+            if was is not None and _read(get) != was:
                 put(was)
+
+
+def _read(get: Callable[[], Any]) -> Any:  # noqa: ANN401 - of any setting
+    """None if torch cannot say: of precisions there are older names, and they may not fit."""
+    try:
+        return get()
+    except RuntimeError:
+        return None
 
 
 def _kind(outcome: Outcome) -> EndedKind:

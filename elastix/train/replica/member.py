@@ -107,7 +107,7 @@ class Member:
         self._driver = GroupDriver(self, inbox, wiring, settings.min_workers, redo, crew)
         self.processes = WorkerProcesses(self.me, settings, self._driver, inbox)
         self._reducer: Reducer | None = None
-        self._counts: used_models.Counts = ()
+        self._counts: used_models.Counts | None = None
         self._tracked = TrackedObjects()
         self._inheritance = Inheritance(settings.model_source)
         self._catch_up: CatchUpSender | None = None
@@ -654,4 +654,6 @@ class Member:
         if self._reducer is not None:
             self._reducer.close()
         self._tracked.close()
-        used_models.leave(self._counts)
+        if self._counts is not None:
+            used_models.leave(self._tracked.modules.values(), self._counts)
+            self._counts = None

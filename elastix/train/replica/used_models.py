@@ -2,60 +2,91 @@
 
 A worker of a campaign runs one trial after another. A model that the train function finds outside
 of itself is the same object in all of them: each would begin with what the one before has learned.
+So would a model that is made in the function of tensors that are found outside, and shares their
+memory: `Embedding.from_pretrained(VECTORS, freeze=False)`, `load_state_dict(BEFORE, assign=True)`.
+Hence it is memory that is remembered, and not objects.
 
 Invariant: a model that the function itself has given another beginning is as good as new. Torch
 counts the changes of each tensor, and those after the end of a run are not its own. It does not
 count what goes through `tensor.data`, so a few elements are compared, too.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 import torch
-from torch.utils.weak import WeakTensorKeyDictionary
+from torch.utils.weak import WeakIdKeyDictionary
 
 from elastix.state import raw_bytes, sample_of
 from elastix.train.replica import refusals
 
-Counts = Sequence[tuple[torch.nn.Parameter, int]]
+Counts = Sequence[tuple[torch.Tensor, int]]
 
-# What a run has changed, with torch's count and a few elements as it was left.
-_left = WeakTensorKeyDictionary()
+# By storage and place in it: what a run has changed, with torch's count and a few elements as it
+# was left. Of memory that is not torch's, as that of an array of NumPy, each tensor has another.
+_left = WeakIdKeyDictionary()
+_left_elsewhere: dict[Any, Any] = {}
 
 
 def check(objects: Iterable[object]) -> None:
-    """Refuse modules with a parameter that is as an earlier run has left it.
+    """Refuse modules with a parameter or a buffer that is as an earlier run has left it.
 
     Raises:
-        ConfigError: names the parameter.
+        ConfigError: names it.
     """
     for module in objects:
         if not isinstance(module, torch.nn.Module):
             continue
-        for name, parameter in module.named_parameters():
-            if parameter in _left and _as_left(parameter):
+        for name, tensor in _tensors(module):
+            if _as_left(tensor):
                 raise refusals.trained_before(name)
 
 
-def _as_left(parameter: torch.nn.Parameter) -> bool:
-    count, sample = _left[parameter]
-    if parameter._version != count:
+def _tensors(module: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """What it learns: not the buffers that torch keeps in no State, which are caches mostly."""
+    yield from module.named_parameters()
+    for path, part in module.named_modules():
+        for name, buffer in part._buffers.items():
+            if buffer is not None and name not in part._non_persistent_buffers_set:
+                yield f"{path}.{name}" if path else name, buffer
+
+
+def _as_left(tensor: torch.Tensor) -> bool:
+    if tensor.layout is not torch.strided or tensor.is_inference():
         return False
-    return sample is None or torch.equal(sample, raw_bytes(sample_of(parameter)))
+    storage = tensor.untyped_storage()
+    found = _left.get(storage, {}).get(_place(tensor))
+    if found is None and tensor._version == 0:  # nobody has changed it in this run
+        found = _left_elsewhere.get((storage.data_ptr(), *_place(tensor)))
+    if found is None:
+        return False
+    count, sample = found
+    if tensor._version > count:
+        return False  # of two that share memory one may have a count of its own, which is lower
+    return sample is None or torch.equal(sample, raw_bytes(sample_of(tensor)))
+
+
+def _place(tensor: torch.Tensor) -> tuple[Any, ...]:
+    return tensor.storage_offset(), tuple(tensor.shape), tensor.stride(), tensor.dtype
 
 
 def counts(modules: Iterable[torch.nn.Module]) -> Counts:
-    """How often each parameter was changed until now."""
-    every = [parameter for module in modules for parameter in module.parameters()]
+    """How often each parameter and buffer was changed until now."""
+    every = [tensor for module in modules for _, tensor in _tensors(module)]
     return [(each, each._version) for each in every if not each.is_inference()]
 
 
-def leave(before: Counts) -> None:
-    """A run is over, at whose beginning the counts were these."""
-    for parameter, count in before:
-        if parameter._version == count:
+def leave(modules: Iterable[torch.nn.Module], before: Counts) -> None:
+    """A run with these modules is over, at whose beginning the counts were these."""
+    known = {id(tensor): count for tensor, count in before}
+    for tensor, count in counts(modules):
+        if known.get(id(tensor)) == count or tensor.layout is not torch.strided:
             continue
         try:
-            sample = raw_bytes(sample_of(parameter))
+            sample = raw_bytes(sample_of(tensor))
         except RuntimeError:  # the device has failed, or is full: the run may have ended for it
             sample = None
-        _left[parameter] = parameter._version, sample
+        storage, place = tensor.untyped_storage(), _place(tensor)
+        _left.setdefault(storage, {})[place] = count, sample
+        if not storage.resizable():
+            _left_elsewhere[storage.data_ptr(), *place] = count, sample

@@ -1,7 +1,9 @@
 """Trials that do what no train function should: the campaign goes on, and its tables are true."""
 
+import copy
 import os
 from fractions import Fraction
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -129,6 +131,10 @@ def test_a_trial_that_changes_its_working_folder_leaves_the_next_one_its_own(tmp
     assert {t.state for t in results} == {"finished", "failed"}
 
 
+def change_cudnn(name):
+    setattr(torch.backends.cudnn, name, not getattr(torch.backends.cudnn, name))
+
+
 @pytest.mark.parametrize(
     ("get", "change"),
     [
@@ -137,6 +143,10 @@ def test_a_trial_that_changes_its_working_folder_leaves_the_next_one_its_own(tmp
         (torch.get_num_threads, lambda: torch.set_num_threads(torch.get_num_threads() + 1)),
         (torch.is_grad_enabled, lambda: torch.set_grad_enabled(False)),
         (torch.get_deterministic_debug_mode, lambda: torch.set_deterministic_debug_mode("warn")),
+        (torch.is_anomaly_enabled, lambda: torch.set_anomaly_enabled(True)),
+        (torch.get_float32_matmul_precision, lambda: torch.set_float32_matmul_precision("medium")),
+        (lambda: torch.backends.cudnn.benchmark, partial(change_cudnn, "benchmark")),
+        (lambda: torch.backends.cudnn.deterministic, partial(change_cudnn, "deterministic")),
     ],
 )
 def test_what_a_trial_sets_in_torch_is_not_so_for_the_next(tmp_path, get, change):
@@ -160,6 +170,8 @@ def test_what_a_trial_sets_in_torch_is_not_so_for_the_next(tmp_path, get, change
         torch.set_num_threads(1)
         torch.set_grad_enabled(True)
         torch.set_deterministic_debug_mode("default")
+        torch.set_anomaly_enabled(False)
+        torch.set_float32_matmul_precision("highest")
 
 
 def shared_model(renew=lambda model: None):
@@ -215,6 +227,115 @@ def test_what_no_trial_changes_may_be_shared(tmp_path, inference):
         ctx.report(m=1.0)
 
     assert {trial.state for trial in search(tmp_path, train)} == {"finished"}
+
+
+def shared_memory(make):
+    """A train function that makes its model of tensors that it finds outside of itself."""
+
+    def train(ctx):
+        model = make()
+        model, optimizer = ctx.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+        (model(torch.tensor([1])) - 1).square().sum().backward()
+        optimizer.step()
+        ctx.report(m=1.0)
+
+    return train
+
+
+def vectors_of_torch():
+    vectors = torch.zeros(4, 2)
+    return lambda: torch.nn.Embedding.from_pretrained(vectors, freeze=False)
+
+
+def vectors_of_numpy():
+    array = np.zeros((4, 2), np.float32)
+    return lambda: torch.nn.Embedding.from_pretrained(torch.from_numpy(array), freeze=False)
+
+
+def vectors_beside_the_counters():
+    vectors = torch.zeros(4, 2)
+    return lambda: torch.nn.Embedding.from_pretrained(vectors.data, freeze=False)
+
+
+def assigned():
+    before = torch.nn.Embedding(4, 2).state_dict()
+
+    def make():
+        model = torch.nn.Embedding(4, 2)
+        model.load_state_dict(before, assign=True)
+        return model
+
+    return make
+
+
+@pytest.mark.parametrize(
+    "make", [vectors_of_torch, vectors_of_numpy, vectors_beside_the_counters, assigned]
+)
+def test_nor_from_memory_that_another_has_trained(tmp_path, make):
+    first, *others = search(tmp_path, shared_memory(make()))
+    assert first.state == "finished"
+    for trial in others:
+        assert trial.state == "failed"
+        assert "'weight' is as an earlier trial of this process has left it" in trial.traceback
+
+
+def copied_state():
+    before = torch.nn.Embedding(4, 2).state_dict()
+
+    def make():
+        model = torch.nn.Embedding(4, 2)
+        model.load_state_dict(before)
+        return model
+
+    return make
+
+
+def deep_copies():
+    outside = torch.nn.Embedding(4, 2)
+    return lambda: copy.deepcopy(outside)
+
+
+def cloned_vectors():
+    vectors = torch.zeros(4, 2)
+    return lambda: torch.nn.Embedding.from_pretrained(vectors.clone(), freeze=False)
+
+
+def renewed_vectors():
+    vectors = torch.zeros(4, 2)
+    return lambda: torch.nn.Embedding.from_pretrained(vectors.normal_(), freeze=False)
+
+
+def new_arrays():
+    """Which may lie where that of the trial before lay."""
+    return lambda: torch.nn.Embedding.from_pretrained(
+        torch.from_numpy(np.zeros((4, 2), np.float32)), freeze=False
+    )
+
+
+@pytest.mark.parametrize(
+    "make", [copied_state, deep_copies, cloned_vectors, renewed_vectors, new_arrays]
+)
+def test_a_model_that_is_made_anew_is_new(tmp_path, make):
+    results = search(tmp_path, shared_memory(make()))
+    assert {trial.state for trial in results} == {"finished"}
+
+
+@pytest.mark.parametrize("trains", [True, False])
+def test_statistics_that_a_trial_has_gathered_are_not_for_the_next(tmp_path, trains):
+    """A frozen backbone that nobody has put into eval mode."""
+    backbone = torch.nn.BatchNorm1d(2, affine=False)
+
+    def train(ctx):
+        model = torch.nn.Sequential(backbone, torch.nn.Linear(2, 1))
+        backbone.train(trains)
+        model, optimizer = ctx.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+        model(torch.rand(4, 2)).sum().backward()
+        optimizer.step()
+        ctx.report(m=1.0)
+
+    first, *others = search(tmp_path, train)
+    assert first.state == "finished"
+    assert {trial.state for trial in others} == {"failed" if trains else "finished"}
 
 
 def test_a_best_trial_without_a_model_says_why(tmp_path):
