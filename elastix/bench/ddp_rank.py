@@ -32,7 +32,7 @@ from torch.distributed import FileStore  # type: ignore[attr-defined]
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset
 
-from elastix.data.random_numbers import seed_generators
+from elastix.data.random_numbers import seed_at, seed_generators
 from elastix.data.source import Collate, Source, to_device
 from elastix.errors import ConfigError
 from elastix.state import Stateful, raw_bytes
@@ -219,7 +219,8 @@ class Shares:
         length = self._source.length
         order = list(range(length))
         if self._source.shuffle:
-            generator = torch.Generator().manual_seed((self._source.seed + self.epoch) % (1 << 63))
+            seed = seed_at(self._source.seed, "epoch", self.epoch)
+            generator = torch.Generator().manual_seed(seed)
             order = torch.randperm(length, generator=generator).tolist()
         for number in range(len(self)):
             first, batch = number * self.batch_size, self.batch(number)

@@ -64,6 +64,7 @@ from elastix.search.searchers.evolution import Evolution
 from elastix.search.space import Space, as_space
 from elastix.search.store_size import StoreSize
 from elastix.search.trial import (
+    MIXED,
     Config,
     ExpectsTrials,
     Objectives,
@@ -72,6 +73,7 @@ from elastix.search.trial import (
     Trial,
     config_key,
     run_of,
+    seed_of,
 )
 from elastix.search.trial_database import Role, TrialDatabase, readable
 from elastix.store import Store
@@ -330,7 +332,7 @@ class Campaign:
                 searcher,
                 copy.deepcopy(self._rungs),
                 executor,
-                self._work_maker(opener, facts["seed"]),
+                self._work_maker(opener, facts),
                 bus.emit,
                 gate=copy.deepcopy(self._gate),
             )
@@ -396,7 +398,7 @@ class Campaign:
         )
 
     def _work_maker(
-        self, opener: StoreOpener, seed: int
+        self, opener: StoreOpener, facts: Mapping[str, Any]
     ) -> Callable[[Trial, Role, int | None], Work]:
         terms = InheritTerms(
             store=opener,
@@ -422,8 +424,8 @@ class Campaign:
                 number=trial.number,
                 name=run_of(self.name, trial.number),
                 config=trial.config,
-                seed=(seed + trial.number) % 2**63,
-                order_seed=seed,
+                seed=seed_of(facts, trial.number),
+                order_seed=facts["seed"],
                 model_source=model_source,
                 until_reports=rung,
                 memory_bytes=trial.memory_bytes,
@@ -452,6 +454,7 @@ class Campaign:
             "provider": self._inherit.provider,
             "budget": self._budget.to_dict(),
             "seed": self._run.seed,
+            "seeds": MIXED,
             "began_s": time.time(),
         }
         before = database.fact("campaign")
@@ -469,6 +472,7 @@ class Campaign:
             if database.count():  # without a trial it has not begun: the seed may be mended
                 with readable(database.directory):
                     facts["seed"] = int(before.get("seed", facts["seed"]))
+                facts["seeds"] = before.get("seeds")
             facts["code"] = facts["code"] or before.get("code", "")
         if before is None:
             database.commit([], {"campaign": facts})

@@ -18,7 +18,7 @@ from elastix.notebook import facts, table
 from elastix.observe.catalogue import known
 from elastix.observe.journal import is_file
 from elastix.search.pareto import fronts, order
-from elastix.search.trial import Config, Objectives, Trial, TrialState, check_kinds
+from elastix.search.trial import Config, Objectives, Trial, TrialState, check_kinds, seed_of
 from elastix.search.trial_database import FILE, TrialDatabase, TrialRow, readable, unbegun
 from elastix.state import Ref, State
 from elastix.store import Store
@@ -275,8 +275,8 @@ class Results(Sequence[Trial]):
         """Under which configurations a trial's model was trained, the first one first.
 
         More than one, if it goes on in the place of another trial: see Population. A training that
-        changes its hyperparameters at these epochs, with the seed of the first of these trials,
-        makes the same model, unless that one began with inherited weights.
+        changes its hyperparameters at these epochs, with the seed of the first of these trials
+        (see `seed_of`), makes the same model, unless that one began with inherited weights.
 
         Raises:
             NotFound: there is no such trial.
@@ -294,6 +294,19 @@ class Results(Sequence[Trial]):
             Stretch(trial.number, trial.config, begin, end)
             for trial, begin, end in zip(line, begins, ends, strict=True)
         ]
+
+    def seed_of(self, number: int) -> int:
+        """The seed of a trial's weights, as `RunConfig(seed=...)` takes it.
+
+        The order of its samples has the campaign's seed, which is in `facts`.
+
+        Raises:
+            NotFound: there is no such trial.
+        """
+        if number not in {trial.number for trial in (*self.trials, *self.reranked)}:
+            raise NotFound(f"{self.facts.get('name')!r} has no trial {number!r}.")
+        with readable(Path(self.store)):
+            return seed_of(self.facts, number)
 
     def ensemble(
         self,

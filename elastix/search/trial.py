@@ -49,6 +49,22 @@ def campaign_of(run: str) -> str | None:
     return campaign if run_of(campaign, int(number)) == run else None
 
 
+MIXED = "mixed"
+"""How trials get seeds in a campaign that begins today; its facts have it as `seeds`."""
+
+
+def seed_of(facts: Mapping[str, Any], trial: int) -> int:
+    """The seed of a trial's weights: those of two campaigns with neighbouring seeds share none.
+
+    Campaigns of earlier versions, which say nothing of their seeds, had the sum of the two. They
+    keep to it: a trial that runs again or goes on must have the seed that it began with.
+    """
+    from elastix.data.random_numbers import seed_at  # needs torch, which listings do without
+
+    seed = int(facts["seed"])
+    return seed_at(seed, "trial", trial) if facts.get("seeds") == MIXED else (seed + trial) % 2**63
+
+
 @dataclass(frozen=True)
 class Suggestion:
     """A configuration to try, with the trial that it was made from.

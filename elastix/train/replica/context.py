@@ -301,7 +301,9 @@ class Context:
             per_worker: `batch_size` is that of each worker, and the group's batch grows and shrinks
                 with the group; see `scale_rate`.
             shuffle: draw a new order in each epoch, the same for any number of workers.
-            seed: of that order. By default it is the run's, or in a trial the campaign's.
+            seed: of that order. By default it is the run's, or in a trial the campaign's. Two
+                datasets of one length have the same order with one seed, so that their samples
+                come in pairs: give one loader another seed if they are to be independent.
             collate_fn: makes a batch of a list of items.
             num_workers: processes of this worker that load ahead; 0 loads in place.
             prefetch_factor: batches that each of them loads ahead.

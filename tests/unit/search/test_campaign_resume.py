@@ -1,10 +1,12 @@
 """A campaign in two runs is the campaign in one: what its trial database remembers, and of whom."""
 
+import json
 import sqlite3
 import threading
 from contextlib import closing
 
 import pytest
+import torch
 from ConfigSpace import Categorical, ConfigurationSpace, Float, Integer, NormalIntegerHyperparameter
 from ConfigSpace.conditions import EqualsCondition
 
@@ -175,3 +177,50 @@ def test_the_state_of_a_paused_best_trial_goes_once_the_trial_has_gone_on(tmp_pa
         assert store.get("c/best").meta["trial"] == after.best.trial.number
         with pytest.raises(NotFound):
             store.get(first.ref)
+
+
+def seeded(store, name, trials, seed=0):
+    """A campaign, and the seeds of the generators that its trials began with."""
+
+    def train(ctx):
+        ctx.report(m=0.0, seed=torch.initial_seed())
+
+    found = elastix.Campaign(
+        train,
+        space=space(),
+        metric="m",
+        budget=elastix.Budget(trials=trials),
+        run=elastix.RunConfig(name=name, store=str(store), seed=seed),
+        executor=Local(),
+        quiet=True,
+    ).run()
+    return found, [trial.metrics["seed"] for trial in found]
+
+
+def test_campaigns_with_neighbouring_seeds_have_no_trial_seed_in_common(tmp_path):
+    """They are replicates of one experiment, and shared all but one seed of each."""
+    began = set()
+    for seed in range(5):
+        found, seeds = seeded(tmp_path, f"c{seed}", 6, seed)
+        assert seeds == [found.seed_of(number) for number in range(6)]
+        began.update(seeds)
+    assert len(began) == 30
+    first = elastix.Results.open(tmp_path, "c0")
+    frozen = [8697804034638112767, 6722404685795505399]  # campaigns go on with later versions
+    assert [first.seed_of(number) for number in range(2)] == frozen
+    with pytest.raises(NotFound, match="no trial 6"):
+        first.seed_of(6)
+
+
+def test_a_campaign_of_an_earlier_version_keeps_to_its_rule_for_seeds(tmp_path):
+    """A trial that runs again or goes on must have the seed that it began with."""
+    seeded(tmp_path, "old", 2, seed=7)
+    path = tmp_path / "runs" / "old" / FILE
+    with closing(sqlite3.connect(path)) as sql, sql:
+        (text,) = sql.execute("SELECT value FROM facts WHERE name = 'campaign'").fetchone()
+        facts = json.loads(text)
+        del facts["seeds"]
+        sql.execute("UPDATE facts SET value = ? WHERE name = 'campaign'", (json.dumps(facts),))
+    found, seeds = seeded(tmp_path, "old", 5, seed=7)
+    assert seeds[2:] == [found.seed_of(number) for number in (2, 3, 4)] == [9, 10, 11]
+    assert seeded(tmp_path, "old", 6, seed=7)[1][5] == 12, "it goes on once more"

@@ -411,7 +411,7 @@ def test_a_schedule_replayed_in_one_training_gives_the_same_losses(tmp_path):
             number=0,
             name="replay",
             config={"lr": parts[0][1], "schedule": parts},
-            seed=1 + schedule[0].trial,
+            seed=results.seed_of(schedule[0].trial),
             order_seed=1,
         ),
         worker="here",
