@@ -15,7 +15,9 @@ from elastix.errors import Corrupt, NotFound, StoreError
 from elastix.event_records import from_record, to_record
 from elastix.events import Event
 from elastix.observe.run_lock import Lock
+from elastix.observe.sealed_lines import SEAL, LineChecker, checksum, is_sealed, seal
 
+_BLOCK = 1 << 17  # bytes that are read at once
 _LOOK_EVERY_S = 0.05  # a look gives up the interpreter lock, which others take
 _KIND = b'{"event":"'  # what a line begins with
 
@@ -42,6 +44,7 @@ class Journal:
     Raises:
         Conflict: another process writes it; names that.
         StoreError: it cannot be locked.
+        Corrupt: what is behind its last line break is a whole line. Nothing was cut off.
     """
 
     def __init__(self, path: Path, *, stays: bool = False, patience_s: float = 0.0) -> None:
@@ -59,13 +62,19 @@ class Journal:
                 f"the journal {path} cannot be written: {error}. Nothing was started. Let this "
                 "user write it, or move away what is in its place."
             ) from error
-        self._inode = os.fstat(self._file.fileno()).st_ino
-        whole = _whole_bytes(path)
-        if whole < self._file.seek(0, os.SEEK_END):
-            self._file.truncate(whole)
-        self.size = whole
-        if is_new:
-            _sync_directory(path.parent)
+        try:
+            self._inode = os.fstat(self._file.fileno()).st_ino
+            self.size = _whole_bytes(path)
+            self._checksum = _checksum_at(path, self.size)
+            if self.size < self._file.seek(0, os.SEEK_END):
+                _check_torn(path, self.size, self._checksum)
+                self._file.truncate(self.size)
+            if is_new:
+                _sync_directory(path.parent)
+        except BaseException:
+            self._file.close()
+            self._lock.close()
+            raise
 
     def append(self, event: Event, sequence: int | None = None) -> None:
         """Add one event; `serial` numbers those that several workers may send.
@@ -84,13 +93,14 @@ class Journal:
             self._check_in_place()
         record = to_record(event) if sequence is None else {**to_record(event), "serial": sequence}
         try:
-            encoded = (json.dumps(record, separators=(",", ":")) + "\n").encode()
+            text = json.dumps(record, separators=(",", ":")).encode()
         except (TypeError, ValueError) as error:
             raise StoreError(
                 f"{self.path} cannot hold {str(event)[:200]}: {error}. It was not added. This is a "
                 "bug in elastix."
             ) from error
-        rest = memoryview(encoded)
+        line, after = seal(text, self._checksum)
+        rest = memoryview(line)
         try:
             while rest:
                 rest = rest[self._file.write(rest) :]
@@ -100,7 +110,8 @@ class Journal:
                 "room, then call fit() again: it goes on from the last stored State."
             )
             raise self._torn from error
-        self.size += len(encoded)
+        self.size += len(line)
+        self._checksum = after
 
     def _check_in_place(self) -> None:
         """What is written to a removed file is lost, and its lock keeps nobody out any more."""
@@ -180,7 +191,8 @@ def read(path: Path) -> Iterator[Event]:
 
     Raises:
         NotFound: there is none.
-        Corrupt: a line that is no event, with its number. A torn last line is not one.
+        Corrupt: a line that is no event or is damaged, with its number. A torn last line is not
+            one.
         StoreError: it may not be read.
     """
     for event, _ in read_numbered(path):
@@ -196,12 +208,18 @@ def read_numbered(path: Path) -> Iterator[tuple[Event, int | None]]:
 def read_placed(path: Path) -> Iterator[tuple[Event, int | None, int]]:
     """As `read_numbered`, each with the place in the file where its line ends."""
     end = 0
+    for number, line in enumerate(_lines(path), start=1):
+        end += len(line) + 1
+        yield *_parse(line, f"line {number} of {path}"), end
+
+
+def _lines(path: Path, place: int = 0) -> Iterator[bytes]:
+    """The whole lines from a place on where one begins, without their breaks, and checked."""
     with _opened(path) as file:
-        for number, line in enumerate(file, start=1):
-            if not line.endswith(b"\n"):
-                return
-            end += len(line)
-            yield *_parse(line, f"line {number} of {path}"), end
+        checker = LineChecker(path, _checksum_at(path, place), number=None if place else 0)
+        file.seek(place)
+        while block := file.read(_BLOCK):
+            yield from checker.lines(block)
 
 
 def lines(path: Path) -> Iterator[tuple[str, bytes]]:
@@ -212,11 +230,10 @@ def lines(path: Path) -> Iterator[tuple[str, bytes]]:
     Raises:
         NotFound: there is none.
         StoreError: it may not be read.
+        Corrupt: a line is damaged.
     """
-    with _opened(path) as file:
-        for line in file:
-            if line.endswith(b"\n"):
-                yield _kind(line), line
+    for line in _lines(path):
+        yield _kind(line), line
 
 
 def read_only(path: Path, *kinds: type[Event]) -> Iterator[Event]:
@@ -224,7 +241,7 @@ def read_only(path: Path, *kinds: type[Event]) -> Iterator[Event]:
 
     Raises:
         NotFound: there is no journal.
-        Corrupt: a line of one of these kinds is no event.
+        Corrupt: a line of one of these kinds is no event, or any line is damaged.
     """
     wanted = {kind.__name__ for kind in kinds}
     for kind, line in lines(path):
@@ -270,12 +287,10 @@ def read_part(path: Path, place: int, skip: int, most: int) -> list[Event]:
         most: how many are.
 
     Raises:
-        Corrupt: a line that is no event.
+        Corrupt: a line that is no event or is damaged.
     """
-    with path.open("rb") as file:
-        file.seek(place)
-        lines = islice(file, skip, skip + most)
-        return [_parse(line, f"a line of {path}")[0] for line in lines if line.endswith(b"\n")]
+    found = islice(_lines(path, place), skip, skip + most)
+    return [parse(line, path) for line in found]
 
 
 class Tail:
@@ -284,27 +299,30 @@ class Tail:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._place = 0
+        self._checker = LineChecker(path)
 
     def news(self) -> list[Event]:
         """The events since the last call.
 
         Raises:
-            Corrupt: a line that is no event.
+            Corrupt: a line that is no event or is damaged.
         """
         try:
             with self._path.open("rb") as file:
                 file.seek(self._place)
-                lines = file.read()
+                block = file.read()
         except FileNotFoundError:
             return []
-        whole = lines[: lines.rfind(b"\n") + 1]
+        whole = block[: block.rfind(b"\n") + 1]  # the rest may yet be cut off
         self._place += len(whole)
-        return [_parse(line, f"a line of {self._path}")[0] for line in whole.splitlines()]
+        return [parse(line, self._path) for line in self._checker.lines(whole)]
 
 
 def _parse(line: bytes, place: str) -> tuple[Event, int | None]:
     try:
         record = json.loads(line)
+        if is_sealed(line):
+            del record["crc"]
         sequence = record.pop("serial", None) if isinstance(record, dict) else None
         return from_record(record), sequence
     except (ValueError, RecursionError, Corrupt) as error:
@@ -317,6 +335,20 @@ def _sync_directory(path: Path) -> None:
         os.fsync(directory)
     finally:
         os.close(directory)
+
+
+def _checksum_at(path: Path, place: int) -> int:
+    """Of the file up to a place where a line ends."""
+    with path.open("rb") as file:
+        file.seek(max(0, place - SEAL))
+        return checksum(file.read(min(place, SEAL)))
+
+
+def _check_torn(path: Path, place: int, before: int) -> None:
+    """What is behind the last line break, and is to be cut off, must be no whole line."""
+    with path.open("rb") as file:
+        file.seek(place)
+        list(LineChecker(path, before, number=None).lines(file.read()))
 
 
 def _whole_bytes(path: Path) -> int:

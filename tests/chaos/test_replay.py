@@ -70,6 +70,8 @@ def test_replay_notices_a_batch_that_was_not_used(tmp_path):
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     batch = next(line for line in lines if line.get("step") == 3)["batches"][0]
     batch["shares"]["0"], batch["shares"]["1"] = [[0, 15]], [[15, 30]]
+    for line in lines:
+        del line["crc"]  # of what was written
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     assert compare(tmp_path).relative > 1e-6
 
