@@ -4,7 +4,8 @@ It stands beside the store's index, not in it, as the index can be rebuilt from 
 cannot. Not here: what trials mean, or who may run (campaign).
 
 Invariant: a result is in the database whole or not at all, and what `commit` returned from stays,
-whatever process is killed when. One process writes; others may read meanwhile.
+whatever process is killed when. One process writes; others may read meanwhile. Each row has a
+checksum, and what was damaged is Corrupt.
 """
 
 import json
@@ -17,6 +18,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import TracebackType
 from typing import Any, Literal, Self
+from zlib import crc32
 
 from elastix.errors import Corrupt, Full, NotFound, ReadOnly, StoreError, TooNew
 from elastix.observe.journal import is_file
@@ -26,20 +28,32 @@ from elastix.state import Ref
 
 FILE = "campaign.sqlite"
 Role = Literal["search", "rerank"]
-_VERSION = 1
+_VERSION = 2
+_WITHOUT_SUMS = 1
 _BUSY_S = 30.0
 _TABLES = f"""
 BEGIN;
-CREATE TABLE IF NOT EXISTS facts(name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS trials(
+CREATE TABLE facts(name TEXT PRIMARY KEY, value TEXT NOT NULL, sum INTEGER) WITHOUT ROWID;
+CREATE TABLE trials(
     number INTEGER PRIMARY KEY, state TEXT NOT NULL, role TEXT NOT NULL,
-    done INTEGER, body TEXT NOT NULL
+    done INTEGER, body TEXT NOT NULL, sum INTEGER
 );
-CREATE TABLE IF NOT EXISTS superseded(ref TEXT PRIMARY KEY) WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS passed(place INTEGER PRIMARY KEY, body TEXT NOT NULL);
+CREATE TABLE superseded(ref TEXT PRIMARY KEY, sum INTEGER) WITHOUT ROWID;
+CREATE TABLE passed(place INTEGER PRIMARY KEY, body TEXT NOT NULL, sum INTEGER);
 PRAGMA user_version={_VERSION};
 COMMIT;
 """
+_COLUMNS = {
+    "facts": ("name", "value"),
+    "trials": ("number", "state", "role", "done", "body"),
+    "superseded": ("ref",),
+    "passed": ("place", "body"),
+}
+
+
+def row_sum(*values: object) -> int:
+    """The checksum of a row: of all its columns, in their order."""
+    return crc32("\0".join(map(str, values)).encode())
 
 
 @dataclass(frozen=True)
@@ -94,12 +108,42 @@ class TrialDatabase:
                 f"{self._path} has format {version}; this version reads {_VERSION}. Nothing was "
                 "changed. Use the version of elastix that wrote it."
             )
+        is_new = version == 0 and self._is_empty()
+        if is_new and read_only:
+            raise NotFound(unbegun(self.directory))
+        (found,) = self._sql.execute("PRAGMA quick_check(1)").fetchone()
+        if found != "ok" or (version == 0 and not is_new):
+            raise Corrupt(
+                f"the campaign's trial database {self._path} is damaged: "
+                f"{'it has no version' if found == 'ok' else found}. Nothing was changed. Restore "
+                "it from a backup."
+            )
+        self._has_sums = version != _WITHOUT_SUMS or not read_only
         if not read_only:
             self._sql.execute("PRAGMA journal_mode=WAL")
             self._sql.execute("PRAGMA synchronous=FULL")
-            self._sql.executescript(_TABLES)
-        elif version == 0:
-            raise NotFound(unbegun(self.directory))
+            if is_new:
+                self._sql.executescript(_TABLES)
+            elif version == _WITHOUT_SUMS:
+                self._add_sums()
+
+    def _is_empty(self) -> bool:
+        return self._sql.execute("SELECT 1 FROM sqlite_master").fetchone() is None
+
+    def _add_sums(self) -> None:
+        """To a database of an earlier version: what is in it now is taken for what was written."""
+        self._sql.create_function("row_sum", -1, row_sum, deterministic=True)
+        try:
+            self._sql.execute("BEGIN IMMEDIATE")
+            for table, columns in _COLUMNS.items():
+                self._sql.execute(f"ALTER TABLE {table} ADD COLUMN sum INTEGER")
+                self._sql.execute(f"UPDATE {table} SET sum = row_sum({', '.join(columns)})")
+            self._sql.execute(f"PRAGMA user_version={_VERSION}")
+            self._sql.execute("COMMIT")
+        except BaseException:
+            if self._sql.in_transaction:
+                self._sql.execute("ROLLBACK")
+            raise
 
     def _release(self) -> None:
         if self._lock is not None:
@@ -164,40 +208,69 @@ class TrialDatabase:
         with _errors(self._path):
             try:
                 self._sql.execute("BEGIN IMMEDIATE")
-                self._sql.executemany("INSERT OR REPLACE INTO trials VALUES(?,?,?,?,?)", rows)
-                self._sql.executemany("INSERT OR REPLACE INTO facts VALUES(?,?)", values)
-                self._sql.executemany("INSERT OR IGNORE INTO superseded VALUES(?)", refs)
+                self._put("trials", rows)
+                self._put("facts", values)
+                self._put("superseded", refs)
                 if forget_passed:
                     self._sql.execute("DELETE FROM passed")
-                self._sql.executemany("INSERT INTO passed VALUES(?,?)", words)
+                self._put("passed", words)
                 self._sql.execute("COMMIT")
             except BaseException:
                 if self._sql.in_transaction:
                     self._sql.execute("ROLLBACK")
                 raise
 
+    def _put(self, table: str, rows: Iterable[tuple[Any, ...]]) -> None:
+        places = ", ".join("?" * (1 + len(_COLUMNS[table])))
+        self._sql.executemany(
+            f"INSERT OR REPLACE INTO {table} VALUES({places})",
+            [(*row, row_sum(*row)) for row in rows],
+        )
+
+    def _rows(self, table: str) -> Iterator[tuple[Any, ...]]:
+        """Those of a table, in order.
+
+        Raises:
+            Corrupt: one is not as it was written.
+        """
+        columns = _COLUMNS[table]
+        rows = self._sql.execute(
+            f"SELECT {', '.join(columns)}{', sum' if self._has_sums else ''} FROM {table} "
+            f"ORDER BY {columns[0]}"
+        )
+        for row in rows:
+            values = row[: len(columns)]
+            if self._has_sums and row[-1] != row_sum(*values):
+                raise Corrupt(
+                    f"{self._path} is damaged: the row {values[0]!r} of its table {table} is not "
+                    "as it was written, as its checksum says. Nothing was changed. Restore it from "
+                    "a backup."
+                )
+            yield values
+
     def lines(self) -> list[TrialRow]:
         """Every trial, by number."""
         with _errors(self._path), readable(self._path):
-            rows = self._sql.execute("SELECT role, done, body FROM trials ORDER BY number")
-            return [TrialRow(Trial.from_json(json.loads(b)), role, done) for role, done, b in rows]
+            return [
+                TrialRow(Trial.from_json(json.loads(body)), role, done)
+                for _, _, role, done, body in self._rows("trials")
+            ]
 
     def fact(self, name: str) -> Any:  # noqa: ANN401 - any JSON
         """What was committed under that name; None for nothing."""
         with _errors(self._path), readable(self._path):
-            row = self._sql.execute("SELECT value FROM facts WHERE name = ?", (name,)).fetchone()
-            return json.loads(row[0]) if row else None
+            found = dict(self._rows("facts"))  # all of them: a damaged name would be no fact
+            return json.loads(found[name]) if name in found else None
 
     def passed(self) -> list[tuple[int, Any]]:
         """What has passed between the loop and its advisers and is not forgotten, by place."""
         with _errors(self._path), readable(self._path):
-            rows = self._sql.execute("SELECT place, body FROM passed ORDER BY place")
-            return [(place, json.loads(body)) for place, body in rows]
+            return [(place, json.loads(body)) for place, body in self._rows("passed")]
 
     def superseded(self) -> list[Ref]:
         """States of paused trials that have a later one, and may still be in the store."""
         with _errors(self._path):
-            return [Ref(ref) for (ref,) in self._sql.execute("SELECT ref FROM superseded")]
+            return [Ref(ref) for (ref,) in self._rows("superseded")]
 
     def forget_superseded(self, refs: Iterable[Ref]) -> None:
         """These are out of the store."""
@@ -268,9 +341,15 @@ def _errors(path: Path) -> Iterator[None]:
         if name.startswith("SQLITE_READONLY"):
             raise ReadOnly(f"{text} Nothing was changed.") from error
         no_text = "decode to UTF-8" in str(error)  # of which Python's module speaks, without a name
-        if no_text or name in ("SQLITE_CORRUPT", "SQLITE_NOTADB"):
+        odd = ("SQLITE_CORRUPT", "SQLITE_NOTADB", "SQLITE_ERROR")  # the last one: other columns
+        if no_text or name in odd:
             raise Corrupt(f"{text} Nothing was changed. Restore it from a backup.") from error
         raise StoreError(f"{text} The last results are not in it; run it again.") from error
+    except UnicodeDecodeError as error:  # of a damaged name in what SQLite says
+        raise Corrupt(
+            f"the campaign's trial database {path} is damaged: {error}. Nothing was changed. "
+            "Restore it from a backup."
+        ) from error
     except OSError as error:
         kind = Full if Full.tells(error) else StoreError
         raise kind(

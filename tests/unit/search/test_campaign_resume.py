@@ -17,7 +17,7 @@ from elastix.search.rungs import Asha, Median
 from elastix.search.space import Blocks, Space
 from elastix.search.trial_database import FILE
 from elastix.store import Store
-from tests.search_parts import SPACE, learns
+from tests.search_parts import SPACE, learns, seal
 
 
 def train(ctx):
@@ -84,6 +84,7 @@ def test_facts_that_are_of_no_campaign_are_corrupt(tmp_path, facts):
     path = tmp_path / "runs" / "c" / FILE
     with closing(sqlite3.connect(path)) as sql, sql:
         sql.execute("UPDATE facts SET value = ? WHERE name = 'campaign'", (facts,))
+        seal(sql)
     with pytest.raises(elastix.Corrupt, match="is of no campaign"):
         run(tmp_path, "c", 3)
 
@@ -221,6 +222,7 @@ def test_a_campaign_of_an_earlier_version_keeps_to_its_rule_for_seeds(tmp_path):
         facts = json.loads(text)
         del facts["seeds"]
         sql.execute("UPDATE facts SET value = ? WHERE name = 'campaign'", (json.dumps(facts),))
+        seal(sql)
     found, seeds = seeded(tmp_path, "old", 5, seed=7)
     assert seeds[2:] == [found.seed_of(number) for number in (2, 3, 4)] == [9, 10, 11]
     assert seeded(tmp_path, "old", 6, seed=7)[1][5] == 12, "it goes on once more"

@@ -3,6 +3,7 @@
 import json
 import sqlite3
 from contextlib import closing
+from dataclasses import replace
 
 import pytest
 
@@ -11,6 +12,8 @@ from elastix.report.sources import campaign_record
 from elastix.search.results import Results, names
 from elastix.search.trial import Suggestion, Trial, TrialState
 from elastix.search.trial_database import FILE, TrialDatabase, TrialRow
+from elastix.state import Ref
+from tests.search_parts import seal
 
 FACTS = {
     "name": "c",
@@ -71,8 +74,11 @@ def read(store):
 
 
 def put(directory, statement, text):
+    """In place of what is there, as if it had been written if it is text."""
     with closing(sqlite3.connect(directory / FILE)) as sql, sql:
         sql.execute(statement, (text,))
+        if isinstance(text, str):
+            seal(sql)
 
 
 @pytest.mark.parametrize("what", ["trial", "facts"])
@@ -113,3 +119,86 @@ def test_what_is_no_file_is_no_campaign(tmp_path):
     with pytest.raises(NotFound, match="It has no campaigns"):
         Results.open(tmp_path, "c")
     assert names(tmp_path) == []
+
+
+def everything(store):
+    """What a campaign that goes on reads of its database, and what a person does."""
+    with TrialDatabase(store / "runs" / "c", read_only=True) as database:
+        found = [database.lines(), database.fact("campaign"), database.passed()]
+        found.append(database.superseded())
+    read(store)
+    return found
+
+
+def filled(directory, trials=3):
+    with TrialDatabase(directory) as database:
+        rows = [TrialRow(replace(TRIAL, number=n), done=1 + n) for n in range(trials)]
+        database.commit(rows, {"campaign": FACTS}, [Ref("2" * 64)], (1, {"told": [0]}))
+
+
+def test_a_flipped_bit_is_noticed_or_changes_nothing(tmp_path):
+    """One in 41 of those that are not in empty space; all were tried once."""
+    path = tmp_path / "runs" / "c" / FILE
+    filled(path.parent)
+    whole, there = path.read_bytes(), everything(tmp_path)
+    places = [place for place, byte in enumerate(whole) if byte]
+    flips = [(place, bit) for place in places for bit in range(8)]
+    noticed = 0
+    for place, bit in flips[::41]:
+        damaged = bytearray(whole)
+        damaged[place] ^= 1 << bit
+        path.write_bytes(damaged)
+        try:
+            assert everything(tmp_path) == there, (place, bit)
+        except ElastixError:
+            noticed += 1
+    assert noticed > 0.8 * len(flips[::41])
+
+
+@pytest.mark.parametrize(
+    ("table", "change"),
+    [
+        ("trials", "state = 'failed'"),
+        ("trials", "role = 'rerank'"),
+        ("trials", "number = 7"),
+        ("trials", "done = 2"),
+        ("trials", """body = replace(body, '"epochs":0.0', '"epochs":4.0')"""),
+        ("facts", "name = 'campaigo'"),
+        ("facts", """value = replace(value, '"max"', '"min"')"""),
+        ("passed", "body = replace(body, '0', '1')"),
+        ("superseded", f"ref = '{'3' * 64}'"),
+    ],
+)
+def test_a_change_that_leaves_a_database_is_corrupt_and_says_where(tmp_path, table, change):
+    path = tmp_path / "runs" / "c" / FILE
+    filled(path.parent, trials=1)
+    with closing(sqlite3.connect(path)) as sql, sql:
+        assert sql.execute(f"UPDATE {table} SET {change}").rowcount == 1
+    with pytest.raises(Corrupt, match=rf"the row .* of its table {table} is not as it was written"):
+        everything(tmp_path)
+
+
+def unsummed(path):
+    """As version 1 wrote it."""
+    with closing(sqlite3.connect(path, isolation_level=None)) as sql:
+        for table in ("trials", "facts", "superseded", "passed"):
+            sql.execute(f"ALTER TABLE {table} DROP COLUMN sum")
+        sql.execute("PRAGMA user_version=1")
+
+
+def test_a_database_of_an_earlier_version_is_read_and_gets_checksums_when_it_is_written(tmp_path):
+    path = tmp_path / "runs" / "c" / FILE
+    filled(path.parent)
+    there = everything(tmp_path)
+    unsummed(path)
+    old = path.read_bytes()
+    assert everything(tmp_path) == there
+    assert path.read_bytes() == old, "reading changes nothing"
+    TrialDatabase(path.parent).close()
+    assert everything(tmp_path) == there
+    with closing(sqlite3.connect(path)) as sql, sql:
+        sql.execute("UPDATE trials SET state = 'failed' WHERE number = 1")
+    with pytest.raises(Corrupt, match="the row 1 of its table trials"):
+        everything(tmp_path)
+    with TrialDatabase(path.parent) as database, pytest.raises(Corrupt):
+        database.lines()
