@@ -126,8 +126,8 @@ class GroupCalls:
         if mates is not None:
             values = mates.mean(values)
         ratio, samples = self._steps.window.ratio, self._steps.slices.samples
-        if samples is None:
-            samples = 1 if self._state.on_the_way or not ratio else ratio.get(self._me, 0)
+        if samples is None and ratio and not self._state.on_the_way:
+            samples = ratio.get(self._me, 0)
         work = GroupMean(kind, values, samples)
         result = self._state.together(work)
         if mates is not None:

@@ -81,21 +81,27 @@ class GroupMean(RoundAlone):
     Args:
         kind: who asks; a mean of one kind does not meet one of another.
         values: by name, over this worker's share; the same names on all workers.
-        samples: how many it has; its numbers count for nothing if it has none.
+        samples: how many it has; its numbers count for nothing if it has none. None if that is not
+            known, of a newcomer say: then they count if nobody knows more of its own, all alike.
     """
 
     reduce: Reduce = "sum"
 
-    def __init__(self, kind: OperationKind, values: Mapping[str, float], samples: int) -> None:
+    def __init__(
+        self, kind: OperationKind, values: Mapping[str, float], samples: int | None
+    ) -> None:
         self.kind = kind
         self._values = dict(sorted(values.items()))
         self._samples = samples
 
     def payload(self, group: Group) -> torch.Tensor:
-        """The size of the share, and the sums over it."""
+        """The size of the share, and the sums over it; the same of those who know no size."""
         del group
-        sums = [v * self._samples if self._samples else 0.0 for v in self._values.values()]
-        return torch.tensor([self._samples, *sums], dtype=torch.float64, device="cpu")
+        rows = [
+            [weight, *(v * weight if weight else 0.0 for v in self._values.values())]
+            for weight in (self._samples or 0, int(self._samples is None))
+        ]
+        return torch.tensor(rows, dtype=torch.float64, device="cpu")
 
     def detail(self) -> int:
         """The names."""
@@ -103,7 +109,8 @@ class GroupMean(RoundAlone):
 
     def means(self, result: torch.Tensor, empty: float = float("nan")) -> dict[str, float]:
         """By name; `empty` if nobody is left who had samples: still the same on all."""
-        samples, *sums = result.tolist()
+        known, unknown = result.tolist()
+        samples, *sums = known if known[0] else unknown
         means = [total / samples if samples else empty for total in sums]
         return dict(zip(self._values, means, strict=True))
 

@@ -63,7 +63,7 @@ class Desk:
 
 @pytest.mark.parametrize(
     ("ratio", "samples", "counts"),
-    [(None, None, 1), ({0: 5, ME: 3}, None, 3), ({0: 5}, None, 0), ({0: 5, ME: 3}, 2, 2)],
+    [(None, None, None), ({0: 5, ME: 3}, None, 3), ({0: 5}, None, 0), ({0: 5, ME: 3}, 2, 2)],
     ids=["no batch", "a share", "none of it", "slices"],
 )
 def test_a_mean_counts_what_this_worker_has_of_the_last_batch(monkeypatch, ratio, samples, counts):
@@ -79,7 +79,7 @@ def test_a_mean_counts_what_this_worker_has_of_the_last_batch(monkeypatch, ratio
 
 def test_a_joiner_on_its_way_counts_by_itself(monkeypatch):
     desk = Desk(monkeypatch, ratio={0: 5}, on_the_way=True)
-    assert desk.calls.mean({"loss": 0.5}) == {"loss": (0.5, 1)}
+    assert desk.calls.mean({"loss": 0.5}) == {"loss": (0.5, None)}
 
 
 def test_places_of_a_worker_first_agree_on_what_it_says(monkeypatch):
@@ -88,7 +88,7 @@ def test_places_of_a_worker_first_agree_on_what_it_says(monkeypatch):
         mean=lambda values: {name: 2 * v for name, v in values.items()}, averaged=seen.append
     )
     desk = Desk(monkeypatch, mates=mates)
-    assert desk.calls.mean({"loss": 0.5}) == {"loss": (1.0, 1)}
+    assert desk.calls.mean({"loss": 0.5}) == {"loss": (1.0, None)}
     assert seen == [{"loss": 1.0}]
 
 
