@@ -107,6 +107,7 @@ class Member:
         self._driver = GroupDriver(self, inbox, wiring, settings.min_workers, redo, crew)
         self.processes = WorkerProcesses(self.me, settings, self._driver, inbox)
         self._reducer: Reducer | None = None
+        self._before_inheriting: used_models.Looks = ()
         self._counts: used_models.Counts | None = None
         self._tracked = TrackedObjects()
         self._inheritance = Inheritance(settings.model_source)
@@ -315,7 +316,8 @@ class Member:
         if had_gradients and self.rank == 0:
             logger.warning(refusals.GRADIENTS_DROPPED)
         if self.settings.alone:
-            self._counts = used_models.counts(live.modules.values())
+            before, self._before_inheriting = self._before_inheriting, ()
+            self._counts = used_models.counts(live.modules.values(), before)
 
     def _make_reducer(self) -> Reducer:
         settings, exchange = self.settings, self.settings.exchange
@@ -365,9 +367,11 @@ class Member:
         """Copy tensors of an ancestor into `model`; what was copied, None for nothing."""
         if self._reducer is not None:
             raise refusals.inherits_late()
+        before = used_models.look(model) if self.settings.alone else ()
         inherited = self._inheritance.inherit(model, rehearsal)
         if inherited is None:
             return None
+        self._before_inheriting = before
         self._replicated.emit(inherited)
         return inherited.found
 

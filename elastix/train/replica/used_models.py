@@ -21,6 +21,7 @@ from elastix.state import raw_bytes, sample_of
 from elastix.train.replica import refusals
 
 Counts = Sequence[tuple[torch.Tensor, int]]
+Looks = Sequence[tuple[torch.Tensor, bool, torch.Tensor]]
 
 # By storage and place in it: what a run has changed, with torch's count and a few elements as it
 # was left. Of memory that is not torch's, as that of an array of NumPy, each tensor has another.
@@ -70,10 +71,27 @@ def _place(tensor: torch.Tensor) -> tuple[Any, ...]:
     return tensor.storage_offset(), tuple(tensor.shape), tensor.stride(), tensor.dtype
 
 
-def counts(modules: Iterable[torch.nn.Module]) -> Counts:
-    """How often each parameter and buffer was changed until now."""
+def counts(modules: Iterable[torch.nn.Module], inherited: Looks = ()) -> Counts:
+    """How often each parameter and buffer was changed until now.
+
+    Args:
+        modules: of which.
+        inherited: what was looked at before a model inherited. What that has changed is left out:
+            it is as the run has made it.
+    """
+    own = {id(tensor) for tensor, trained, few in inherited if not _is_still(tensor, trained, few)}
     every = [tensor for module in modules for _, tensor in _tensors(module)]
-    return [(each, each._version) for each in every if not each.is_inference()]
+    return [(e, e._version) for e in every if not (e.is_inference() or id(e) in own)]
+
+
+def look(module: torch.nn.Module) -> Looks:
+    """Its parameters and buffers: whether they are trained, and a few elements."""
+    every = [tensor for _, tensor in _tensors(module) if tensor.layout is torch.strided]
+    return [(each, each.requires_grad, raw_bytes(sample_of(each))) for each in every]
+
+
+def _is_still(tensor: torch.Tensor, trained: bool, sample: torch.Tensor) -> bool:
+    return tensor.requires_grad is trained and torch.equal(sample, raw_bytes(sample_of(tensor)))
 
 
 def leave(modules: Iterable[torch.nn.Module], before: Counts) -> None:

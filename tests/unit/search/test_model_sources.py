@@ -16,6 +16,8 @@ from elastix.store import Store, owner, signature
 from elastix.store.ledger import Ledger
 from elastix.store.server import _Client, _Server
 from elastix.train.replica.model_source import TrainedModel
+from elastix.train.replica.solo import run_alone
+from tests.unit.train.solo import solo
 
 
 @dataclass(frozen=True)
@@ -86,3 +88,37 @@ def test_what_is_inherited_is_frozen_where_the_space_says_true(
     model_sources.let_go(terms.store)
     assert found is not None
     assert child.weight.requires_grad is not frozen
+
+
+@pytest.mark.parametrize(("freeze", "alike"), [(True, True), (False, False), (False, True)])
+def test_what_one_trial_has_inherited_or_frozen_is_no_beginning_of_the_next(
+    tmp_path: Path, freeze: bool, alike: bool
+) -> None:
+    """A module outside of the train function that no trial trains: unless it stays as it was."""
+    outside = torch.nn.Linear(3, 2)
+    with Store(tmp_path / "store") as store:
+        state = {name: tensor.clone() for name, tensor in outside.state_dict().items()}
+        if not alike:
+            state["weight"] += 1
+        ref = store.put(State(state), signature=signature(outside))
+    terms = InheritTerms(
+        store=model_sources.StoreDirectory(str(tmp_path / "store")),
+        campaign="c",
+        objectives=Objectives.of("score"),
+        mode="lcs",
+        provider="parent",
+    )
+
+    def train(ctx: Any) -> None:
+        model = torch.nn.Sequential(outside, torch.nn.Linear(2, 1))
+        ctx.inherit(model)
+        ctx.prepare(model)
+
+    source = TrialModelSource(terms, 1, {"freeze": freeze}, parent=ref)
+    source.leave = lambda left: None  # type: ignore[method-assign, misc, assignment]
+    run_alone(train, {}, solo(tmp_path, model_source=source), print)
+    model_sources.let_go(terms.store)
+    outcome = run_alone(train, {}, solo(tmp_path), print)
+    as_before = alike and not freeze
+    assert outcome.kind == ("finished" if as_before else "raised"), outcome
+    assert as_before or "as an earlier trial of this process has left it" in str(outcome.error)
