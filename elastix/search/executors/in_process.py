@@ -87,7 +87,8 @@ def execute(
     """Run a piece of work to its end, here. Raises nothing but KeyboardInterrupt.
 
     The train function has the very config of `work`, and may change it. It may change the working
-    folder and torch's settings as well: the next one begins with those with which this one began.
+    folder, the environment and torch's settings as well: the next one begins with those with which
+    this one began.
     """
     settings = Settings(
         directory=_NOWHERE,
@@ -103,7 +104,7 @@ def execute(
     found = Findings(work.number, tell)
     started_s, began = time.time(), time.monotonic()
     memory = PeakMemory(device or torch.device("cpu"))
-    with _folder_kept(), _settings_kept():
+    with _folder_kept(), _environment_kept(), _settings_kept():
         outcome = run_alone(train, work.config, settings, found.hear, device=device, halted=halted)
     kind, peak = _kind(outcome), memory.read()
     if kind is EndedKind.STARVED and peak:
@@ -142,6 +143,24 @@ def _folder_kept() -> Iterator[None]:
     finally:
         os.fchdir(folder)
         os.close(folder)
+
+
+@contextmanager
+def _environment_kept() -> Iterator[None]:
+    """Leave the environment as it was, so that no trial depends on those before it here.
+
+    What libraries set in C stays: `os.environ` does not know it. Those that set something from
+    Python, as torch's compiler does for its cache, look for it again before they use it.
+    """
+    before = dict(os.environ)
+    try:
+        yield
+    finally:
+        for name in os.environ.keys() - before.keys():
+            del os.environ[name]
+        for name, was in before.items():  # without need nothing is set: other threads may read
+            if os.environ.get(name) != was:
+                os.environ[name] = was
 
 
 @contextmanager

@@ -174,6 +174,29 @@ def test_what_a_trial_sets_in_torch_is_not_so_for_the_next(tmp_path, get, change
         torch.set_float32_matmul_precision("highest")
 
 
+def test_what_a_trial_sets_in_the_environment_is_not_so_for_the_next(tmp_path, monkeypatch):
+    """The threads of a tokenizer, or the seed that a library reads there."""
+    monkeypatch.setenv("ELASTIX_TEST_CHANGED", "was")
+    monkeypatch.setenv("ELASTIX_TEST_GONE", "there")
+    before, begun = dict(os.environ), []
+
+    def train(ctx):
+        begun.append(dict(os.environ))
+        os.environ["ELASTIX_TEST_NEW"] = "new"
+        os.environ["ELASTIX_TEST_CHANGED"] = "is"
+        del os.environ["ELASTIX_TEST_GONE"]
+        ctx.report(m=ctx.config["x"])
+        if ctx.config["x"] < 0.5:
+            raise ValueError("in the middle")
+
+    try:
+        search(tmp_path, train, 4)
+        assert begun == [before] * 4
+        assert dict(os.environ) == before
+    finally:
+        os.environ.pop("ELASTIX_TEST_NEW", None)
+
+
 def shared_model(renew=lambda model: None):
     """A train function that finds its model outside of itself."""
     outside = torch.nn.Linear(1, 1)
