@@ -343,22 +343,32 @@ def test_a_model_that_is_made_anew_is_new(tmp_path, make):
     assert {trial.state for trial in results} == {"finished"}
 
 
-@pytest.mark.parametrize("trains", [True, False])
-def test_statistics_that_a_trial_has_gathered_are_not_for_the_next(tmp_path, trains):
-    """A frozen backbone that nobody has put into eval mode."""
-    backbone = torch.nn.BatchNorm1d(2, affine=False)
+@pytest.mark.parametrize("norm", [torch.nn.BatchNorm1d, torch.nn.InstanceNorm1d])
+@pytest.mark.parametrize("how", ["train", "eval", "reset"])
+def test_statistics_of_batch_norm_do_not_pass_from_trial_to_trial(tmp_path, norm, how):
+    """Of a frozen backbone in training mode: a trial's result hung on which had come before it."""
+    backbone = norm(2, affine=True, track_running_stats=True).requires_grad_(requires_grad=False)
 
     def train(ctx):
-        model = torch.nn.Sequential(backbone, torch.nn.Linear(2, 1))
-        backbone.train(trains)
-        model, optimizer = ctx.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
-        model(torch.rand(4, 2)).sum().backward()
+        backbone.train(how != "eval")
+        if how == "reset":
+            backbone.reset_running_stats()
+        head = torch.nn.Linear(4, 1)
+        model = torch.nn.Sequential(backbone, head)
+        model, optimizer = ctx.prepare(model, torch.optim.SGD(head.parameters(), lr=0.1))
+        before = backbone.running_mean.tolist()
+        model(torch.rand(3, 2, 4)).sum().backward()
         optimizer.step()
-        ctx.report(m=1.0)
+        ctx.report(m=before[0])
 
     first, *others = search(tmp_path, train)
-    assert first.state == "finished"
-    assert {trial.state for trial in others} == {"failed" if trains else "finished"}
+    assert first.metrics["m"] == 0.0
+    if how != "train":
+        assert [trial.metrics["m"] for trial in others] == [0.0] * len(others)
+        return
+    for trial in others:
+        assert trial.state == "failed"
+        assert "is as an earlier trial of this process has left it" in trial.traceback
 
 
 def test_a_best_trial_without_a_model_says_why(tmp_path):
