@@ -41,7 +41,7 @@ from elastix.search.executors.pool_worker import Hello, LoneWorker, packed
 from elastix.search.executors.store_access import StoreAccess
 from elastix.search.model_sources import StoreOpener
 from elastix.train.on_ray.actor_classes import as_actor
-from elastix.train.on_ray.find_ray import find_or_start_ray
+from elastix.train.on_ray.find_ray import hold_ray, let_go_of_ray
 from elastix.train.on_ray.pickled_train import pickle_train
 from elastix.train.on_ray.room import check_capacity, fit_on_nodes
 from elastix.train.on_ray.worker_handle import WorkerHandle
@@ -140,9 +140,7 @@ class Pool:
     def open(self, train: TrainFunction) -> None:
         """See Executor. Uses the Ray of this process, finds one, or starts a local one."""
         pickled = pickle_train(train)
-        self._owns_ray = not ray.is_initialized()
-        if self._owns_ray:
-            find_or_start_ray()
+        self._owns_ray = hold_ray()
         try:
             check_capacity(self._scaling)
         except ConfigError:
@@ -236,8 +234,8 @@ class Pool:
         self._deaths.close()
         self._access.close()
         if self._owns_ray:
-            ray.shutdown()
             self._owns_ray = False
+            let_go_of_ray()
 
     # ------------------------------------------------------------------ what comes back
 

@@ -25,7 +25,7 @@ from elastix.search.executors.executor import Ended, EndedKind, TrainFunction, W
 from elastix.search.executors.in_process import execute
 from elastix.search.executors.store_access import StoreAccess
 from elastix.search.model_sources import StoreOpener
-from elastix.train.on_ray.find_ray import find_or_start_ray
+from elastix.train.on_ray.find_ray import hold_ray, let_go_of_ray
 from elastix.train.on_ray.pickled_train import pickle_train
 from elastix.train.on_ray.room import fit_on_nodes
 
@@ -76,9 +76,7 @@ class Tune:
     def open(self, train: TrainFunction) -> None:
         """See Executor."""
         pickled = pickle_train(train)
-        self._owns_ray = not ray.is_initialized()
-        if self._owns_ray:
-            find_or_start_ray()
+        self._owns_ray = hold_ray()
         self._slots = self._parallel or max(1, fit_on_nodes(self._scaling))
         tuner = tune.Tuner(
             tune.with_resources(
@@ -145,8 +143,8 @@ class Tune:
             self._thread = None
         self._access.close()
         if self._owns_ray:
-            ray.shutdown()
             self._owns_ray = False
+            let_go_of_ray()
 
 
 def _absolute(path: str | None) -> str | None:

@@ -22,6 +22,35 @@ _NO_FILES = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT)
 _TOKENS = "ray._private.authentication.authentication_token_setup"
 
 
+_using = 0
+_users = threading.Lock()
+
+
+def hold_ray() -> bool:
+    """See that this process is connected to Ray, for as long as several threads may need it.
+
+    Returns:
+        Whether that is ours to end: with `let_go_of_ray`, once for each True.
+    """
+    global _using
+    with _users:
+        if not ray.is_initialized():
+            find_or_start_ray()
+        elif not _using:
+            return False  # the user has connected it
+        _using += 1
+        return True
+
+
+def let_go_of_ray() -> None:
+    """End the connection if nobody else in this process holds it."""
+    global _using
+    with _users:
+        _using -= 1
+        if not _using:
+            ray.shutdown()
+
+
 def find_or_start_ray() -> None:
     """Use the Ray that runs on this host, or start a local one.
 

@@ -29,7 +29,7 @@ from elastix.train.on_ray.actor_classes import as_actor
 from elastix.train.on_ray.controller import Controller, RunRequest
 from elastix.train.on_ray.crew_controller import CrewController
 from elastix.train.on_ray.driver_view import follow, is_over, stop
-from elastix.train.on_ray.find_ray import find_or_start_ray
+from elastix.train.on_ray.find_ray import hold_ray, let_go_of_ray
 from elastix.train.on_ray.pickled_train import pickle_train
 from elastix.train.on_ray.room import check_capacity, give_back, reserve
 from elastix.train.on_ray.run_settings import RunSettings, TrainFunction, Watch
@@ -74,9 +74,8 @@ class Launch:
             if not self._asked.run.detached and self._asked.watch is None:  # a trial's is open
                 with Store(self._asked.run.store):
                     pass  # it can be written, or says why not before anything is started
-            if not ray.is_initialized():
-                find_or_start_ray()
-                held.callback(ray.shutdown)
+            if hold_ray():
+                held.callback(let_go_of_ray)
             controller = self._attach()
             if controller is not None:
                 going_on = history(self._directory).run

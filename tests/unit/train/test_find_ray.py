@@ -7,6 +7,8 @@ import os
 import signal
 import socket
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import ray
@@ -23,6 +25,61 @@ def asked(monkeypatch):
     monkeypatch.setattr(ray, "init", lambda address, **_: addresses.append(address))
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     return addresses
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    """A Ray that is only told of."""
+    made = []
+    asked = threading.Event()
+
+    def init(address, **options):
+        asked.clear()
+        assert not asked.wait(0.2), "another thread would start it as well"
+        made.append("init")
+
+    def is_initialized():
+        asked.set()
+        return made[-1:] == ["init"]
+
+    monkeypatch.setattr(ray, "init", init)
+    monkeypatch.setattr(ray, "shutdown", lambda: made.append("shutdown"))
+    monkeypatch.setattr(ray, "is_initialized", is_initialized)
+    note(monkeypatch, None)
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    return made
+
+
+def test_several_threads_share_one_ray_until_the_last_lets_go_of_it(calls):
+    with ThreadPoolExecutor(4) as threads:
+        held = [threads.submit(find_ray.hold_ray) for _ in range(4)]
+        assert [each.result() for each in held] == [True] * 4
+    for _ in range(4):
+        assert calls == ["init"]
+        find_ray.let_go_of_ray()
+    assert calls == ["init", "shutdown"]
+    assert find_ray.hold_ray()
+    find_ray.let_go_of_ray()
+    assert calls == ["init", "shutdown"] * 2
+
+
+def test_a_ray_of_the_user_is_left_alone(calls):
+    ray.init(None)
+    assert not find_ray.hold_ray()
+    assert calls == ["init"]
+
+
+def test_a_ray_that_could_not_be_started_is_held_by_nobody(calls, monkeypatch):
+    def fail(address, **options):
+        raise ConnectionError
+
+    with monkeypatch.context() as broken:
+        broken.setattr(ray, "init", fail)
+        with pytest.raises(ConnectionError):
+            find_ray.hold_ray()
+    assert find_ray.hold_ray()
+    find_ray.let_go_of_ray()
+    assert calls == ["init", "shutdown"]
 
 
 @pytest.fixture
