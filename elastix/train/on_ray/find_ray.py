@@ -8,6 +8,7 @@ import socket
 import sys
 import tempfile
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import ray
@@ -24,6 +25,7 @@ _TOKENS = "ray._private.authentication.authentication_token_setup"
 
 _using = 0
 _users = threading.Lock()
+_keepers: list[ThreadPoolExecutor] = []
 
 
 def hold_ray() -> bool:
@@ -35,7 +37,7 @@ def hold_ray() -> bool:
     global _using
     with _users:
         if not ray.is_initialized():
-            find_or_start_ray()
+            _start()
         elif not _using:
             return False  # the user has connected it
         _using += 1
@@ -49,6 +51,17 @@ def let_go_of_ray() -> None:
         _using -= 1
         if not _using:
             ray.shutdown()
+            while _keepers:
+                _keepers.pop().shutdown()
+
+
+def _start() -> None:
+    """By a thread that stays: the kernel ends Ray's processes with the thread that started them."""
+    if threading.current_thread() is threading.main_thread():
+        find_or_start_ray()
+        return
+    _keepers.append(ThreadPoolExecutor(1))
+    _keepers[-1].submit(find_or_start_ray).result()
 
 
 def find_or_start_ray() -> None:

@@ -30,13 +30,18 @@ def asked(monkeypatch):
 @pytest.fixture
 def calls(monkeypatch):
     """A Ray that is only told of."""
-    made = []
+
+    class Made(list):
+        starter = None
+
+    made = Made()
     asked = threading.Event()
 
     def init(address, **options):
         asked.clear()
         assert not asked.wait(0.2), "another thread would start it as well"
         made.append("init")
+        made.starter = threading.current_thread()
 
     def is_initialized():
         asked.set()
@@ -56,8 +61,10 @@ def test_several_threads_share_one_ray_until_the_last_lets_go_of_it(calls):
         assert [each.result() for each in held] == [True] * 4
     for _ in range(4):
         assert calls == ["init"]
+        assert calls.starter.is_alive()  # the kernel ends with it what it has started
         find_ray.let_go_of_ray()
     assert calls == ["init", "shutdown"]
+    assert not calls.starter.is_alive()
     assert find_ray.hold_ray()
     find_ray.let_go_of_ray()
     assert calls == ["init", "shutdown"] * 2
