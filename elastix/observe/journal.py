@@ -180,9 +180,7 @@ def is_file(path: Path) -> bool:
         return stat.S_ISREG(path.stat().st_mode)
     except (FileNotFoundError, NotADirectoryError):
         return False
-    except (
-        OSError
-    ) as error:  # Path.is_file() takes that for no, or not, as the version of Python is
+    except OSError as error:  # which Path.is_file() takes for no in some versions of Python
         raise _unreadable(path, error) from error
 
 
