@@ -20,13 +20,14 @@ from torch.utils.weak import WeakIdKeyDictionary
 from elastix.state import raw_bytes, sample_of
 from elastix.train.replica import refusals
 
-Counts = Sequence[tuple[torch.Tensor, int]]
+Counts = Sequence[tuple[torch.Tensor, int, bool]]
 Looks = Sequence[tuple[torch.Tensor, bool, torch.Tensor]]
 
 # By storage and place in it: what a run has changed, with torch's count and a few elements as it
 # was left. Of memory that is not torch's, as that of an array of NumPy, each tensor has another.
 _left = WeakIdKeyDictionary()
 _left_elsewhere: dict[Any, Any] = {}
+_MOST_ELSEWHERE = 4096  # nobody says when such memory is gone
 
 
 def check(objects: Iterable[object]) -> None:
@@ -72,7 +73,10 @@ def _place(tensor: torch.Tensor) -> tuple[Any, ...]:
 
 
 def counts(modules: Iterable[torch.nn.Module], inherited: Looks = ()) -> Counts:
-    """How often each parameter and buffer was changed until now.
+    """How often each parameter and buffer was changed until now, and whether its memory is torch's.
+
+    That can be told only at the beginning of a run: whoever looks at a tensor through NumPy, as
+    storing a State does, makes its memory look like NumPy's.
 
     Args:
         modules: of which.
@@ -81,7 +85,12 @@ def counts(modules: Iterable[torch.nn.Module], inherited: Looks = ()) -> Counts:
     """
     own = {id(tensor) for tensor, trained, few in inherited if not _is_still(tensor, trained, few)}
     every = [tensor for module in modules for _, tensor in _tensors(module)]
-    return [(e, e._version) for e in every if not (e.is_inference() or id(e) in own)]
+    known = [each for each in every if not (each.is_inference() or id(each) in own)]
+    return [(each, each._version, _is_of_torch(each)) for each in known]
+
+
+def _is_of_torch(tensor: torch.Tensor) -> bool:
+    return tensor.layout is not torch.strided or bool(tensor.untyped_storage().resizable())
 
 
 def look(module: torch.nn.Module) -> Looks:
@@ -96,8 +105,9 @@ def _is_still(tensor: torch.Tensor, trained: bool, sample: torch.Tensor) -> bool
 
 def leave(modules: Iterable[torch.nn.Module], before: Counts) -> None:
     """A run with these modules is over, at whose beginning the counts were these."""
-    known = {id(tensor): count for tensor, count in before}
-    for tensor, count in counts(modules):
+    known = {id(tensor): count for tensor, count, _ in before}
+    elsewhere = {id(tensor) for tensor, _, of_torch in before if not of_torch}
+    for tensor, count, _ in counts(modules):
         if known.get(id(tensor)) == count or tensor.layout is not torch.strided:
             continue
         try:
@@ -106,5 +116,7 @@ def leave(modules: Iterable[torch.nn.Module], before: Counts) -> None:
             sample = None
         storage, place = tensor.untyped_storage(), _place(tensor)
         _left.setdefault(storage, {})[place] = count, sample
-        if not storage.resizable():
+        if id(tensor) in elsewhere:
             _left_elsewhere[storage.data_ptr(), *place] = count, sample
+    while len(_left_elsewhere) > _MOST_ELSEWHERE:
+        del _left_elsewhere[next(iter(_left_elsewhere))]
