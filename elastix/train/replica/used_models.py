@@ -22,6 +22,7 @@ from elastix.train.replica import refusals
 
 Counts = Sequence[tuple[torch.Tensor, int, bool]]
 Looks = Sequence[tuple[torch.Tensor, bool, torch.Tensor]]
+_CHANGED = -1
 
 # By storage and place in it: what a run has changed, with torch's count and a few elements as it
 # was left. Of memory that is not torch's, as that of an array of NumPy, each tensor has another.
@@ -80,13 +81,16 @@ def counts(modules: Iterable[torch.nn.Module], inherited: Looks = ()) -> Counts:
 
     Args:
         modules: of which.
-        inherited: what was looked at before a model inherited. What that has changed is left out:
-            it is as the run has made it.
+        inherited: what was looked at before a model inherited. What that has changed has a count
+            that no tensor has: it is as the run has made it.
     """
     own = {id(tensor) for tensor, trained, few in inherited if not _is_still(tensor, trained, few)}
     every = [tensor for module in modules for _, tensor in _tensors(module)]
-    known = [each for each in every if not (each.is_inference() or id(each) in own)]
-    return [(each, each._version, _is_of_torch(each)) for each in known]
+    return [
+        (each, _CHANGED if id(each) in own else each._version, _is_of_torch(each))
+        for each in every
+        if not each.is_inference()
+    ]
 
 
 def _is_of_torch(tensor: torch.Tensor) -> bool:

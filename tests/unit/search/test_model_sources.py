@@ -4,6 +4,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, cast
 
+import numpy as np
 import pytest
 import torch
 
@@ -90,12 +91,19 @@ def test_what_is_inherited_is_frozen_where_the_space_says_true(
     assert child.weight.requires_grad is not frozen
 
 
-@pytest.mark.parametrize(("freeze", "alike"), [(True, True), (False, False), (False, True)])
+@pytest.mark.parametrize(
+    ("freeze", "alike", "array"),
+    [(True, True, False), (False, False, False), (False, True, False), (False, False, True)],
+)
 def test_what_one_trial_has_inherited_or_frozen_is_no_beginning_of_the_next(
-    tmp_path: Path, freeze: bool, alike: bool
+    tmp_path: Path, freeze: bool, alike: bool, array: bool
 ) -> None:
-    """A module outside of the train function that no trial trains: unless it stays as it was."""
+    """A module outside of the train function that no trial trains: unless it stays as it was.
+
+    Or one that is made in it, of an array of NumPy outside.
+    """
     outside = torch.nn.Linear(3, 2)
+    weights = np.zeros((2, 3), np.float32)
     with Store(tmp_path / "store") as store:
         state = {name: tensor.clone() for name, tensor in outside.state_dict().items()}
         if not alike:
@@ -110,7 +118,10 @@ def test_what_one_trial_has_inherited_or_frozen_is_no_beginning_of_the_next(
     )
 
     def train(ctx: Any) -> None:
-        model = torch.nn.Sequential(outside, torch.nn.Linear(2, 1))
+        own = torch.nn.Linear(3, 2) if array else outside
+        if array:
+            own.weight = torch.nn.Parameter(torch.from_numpy(weights))
+        model = torch.nn.Sequential(own, torch.nn.Linear(2, 1))
         ctx.inherit(model)
         ctx.prepare(model)
 
