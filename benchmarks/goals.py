@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from benchmarks.search import RIVALS, excess
+
 Results = Mapping[str, Any]
 
 
@@ -115,24 +117,17 @@ def _prediction_error(results: Results) -> float:
 
 def _default_excess(table: str, results: Results) -> float:
     """Regret of the default beyond the better peer's, in standard errors of the difference."""
-    found = results["regret"][table]
-    best = min((found["optuna_tpe"], found["deephyper_cbo"]), key=lambda one: float(one["mean"]))
-    error = (found["default"]["se"] ** 2 + best["se"] ** 2) ** 0.5
-    return float((found["default"]["mean"] - best["mean"]) / error)
+    _, behind, error = excess(results["regret"][table], "default", ["optuna_tpe", "deephyper_cbo"])
+    return behind / error
 
 
 def _tables_held(name: str, results: Results) -> int:
-    """Tables on which it is within one standard error of the best of the others' that are known.
-
-    "default" is the same as "evolution", and "screened" is no rival of it.
-    """
-    rivals = {"random", "optuna_tpe", "deephyper_cbo", "deephyper_re", "evolution"}
-    held = 0
-    for rows in results["regret"].values():
-        best = min((rows[n] for n in rivals & rows.keys()), key=lambda one: float(one["mean"]))
-        error = (rows[name]["se"] ** 2 + best["se"] ** 2) ** 0.5
-        held += rows[name]["mean"] - best["mean"] <= error
-    return held
+    """Tables on which it is within one standard error of the best rival that is measured there."""
+    found = (
+        excess(rows, name, [rival for rival in RIVALS if rival in rows])
+        for rows in results["regret"].values()
+    )
+    return sum(behind <= error for _, behind, error in found)
 
 
 _STORE = (

@@ -113,9 +113,7 @@ class StepCommits:
         self._reducer: Reducer | None = None
         self._turns: deque[int] = deque(maxlen=loader_order.REMEMBERED)  # of loaders, step by step
         self._turns_from_before = False  # none of them was taken since the State came
-        self._unmarked = (
-            False  # a step was void that nobody knows the beginning of, and it was said
-        )
+        self._unmarked = False  # one was void whose beginning nobody knows, and it was said
         self._doubted = False  # what a step was about, and it was said
         self._faulty, self._faults = -1, 0  # the last step that was, for who is alone; how often
         self._plain = plain_loaders.PlainLoaders()
