@@ -166,6 +166,14 @@ class Loader:
             slices=source.slices or 0,
         )
 
+    def orders_like(self, other: "Loader") -> bool:
+        """Whether both have the same dataset, shuffled in the same order."""
+        mine, theirs = (
+            (id(source.dataset), source.seed, source.shuffle, source.blocks, source.mixed)
+            for source in (self._source, other._source)
+        )
+        return self._source.shuffle and mine == theirs
+
     @property
     def outrun(self) -> bool:
         """Whether the State that came is of a time when the loop over the epochs was through."""

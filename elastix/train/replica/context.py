@@ -303,7 +303,8 @@ class Context:
             shuffle: draw a new order in each epoch, the same for any number of workers.
             seed: of that order. By default it is the run's, or in a trial the campaign's. Two
                 datasets of one length have the same order with one seed, so that their samples
-                come in pairs: give one loader another seed if they are to be independent.
+                come in pairs: give one loader another seed if they are to be independent. A
+                warning says so if it is the same dataset.
             collate_fn: makes a batch of a list of items.
             num_workers: processes of this worker that load ahead; 0 loads in place.
             prefetch_factor: batches that each of them loads ahead.

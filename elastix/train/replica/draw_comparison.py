@@ -11,11 +11,12 @@ there may have been a pass between two batches; how the second is split depends 
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import combinations
 
 from blake3 import blake3
 
 from elastix.comm.protocol.calls import fewest_first, name
-from elastix.data.cursor import count, merge
+from elastix.data.cursor import count, merge, subtract
 from elastix.data.loader import Loader
 from elastix.errors import ReplicasDiffer
 
@@ -69,6 +70,20 @@ def drawn(loaders: Sequence[Loader], passes: int = 0) -> Drawn:
         mark=int.from_bytes(blake3(repr((batches, passes)).encode()).digest(8)) >> 2,
         passes=passes,
     )
+
+
+def alike(loaders: Sequence[Loader]) -> tuple[int, int] | None:
+    """Two loaders that have drawn the same samples of one dataset for the step in hand, if any.
+
+    With one seed the order of a dataset is the same in all loaders, so whoever meant to mix random
+    pairs mixes each sample with itself.
+    """
+    for one, other in combinations((each for each in loaders if each.pending), 2):
+        if one.orders_like(other):
+            drawn, also = (merge(s for d in each.drawn for s in d.spans) for each in (one, other))
+            if count(drawn) > count(subtract(drawn, also)):
+                return one.number, other.number
+    return None
 
 
 def parted(step: int, drawn: Mapping[int, Drawn]) -> ReplicasDiffer:

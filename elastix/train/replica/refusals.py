@@ -40,6 +40,13 @@ PLAIN_LOADER = (
     "batch_size is that of the whole group. If each worker has data of its own, nothing is wrong."
 )
 
+SAME_SAMPLES = (
+    "loaders %d and %d have drawn the same samples of one dataset for step %d, since both have the "
+    "same seed. The run goes on. If each sample is to be paired with another one, as mixup does, "
+    "give one loader another seed: ctx.loader(..., seed=1). If they are meant to be the same, "
+    "nothing is wrong."
+)
+
 OTHER_TURN = (
     "the run goes on after step %d, where it would have been the turn of loader %d by the order in "
     "which loaders were drawn before, and loader %d was drawn. If the train function goes by a "

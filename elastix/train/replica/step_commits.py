@@ -32,7 +32,7 @@ from elastix.sharding import let_go_of_gathered
 from elastix.train.checkpoint.comparison import compare_kinds, diverged
 from elastix.train.control.messages import Diverged
 from elastix.train.replica import plain_loaders, refusals
-from elastix.train.replica.draw_comparison import Drawn, drawn, parted
+from elastix.train.replica.draw_comparison import Drawn, alike, drawn, parted
 from elastix.train.replica.evaluation import MetricsUnderWay
 from elastix.train.replica.exactness import AnyPlaces, RandomPlaces
 from elastix.train.replica.guard import Alarm
@@ -117,6 +117,7 @@ class StepCommits:
         self._doubted = False  # what a step was about, and it was said
         self._faulty, self._faults = -1, 0  # the last step that was, for who is alone; how often
         self._plain = plain_loaders.PlainLoaders()
+        self._told_alike = False
 
     def prepared(self, reducer: Reducer) -> None:
         """The objects are tracked, and their gradients are averaged by `reducer`."""
@@ -405,6 +406,10 @@ class StepCommits:
         missed = self.window.close(contributors, drew=drew)
         if missed and self._me == contributors[0]:
             logger.warning(refusals.MISSED_PASSES, ", ".join(map(str, missed)), self.step)
+        if not self._told_alike and (same := alike(self._tracked.loaders)) is not None:
+            self._told_alike = True
+            if self._me == contributors[0]:
+                logger.warning(refusals.SAME_SAMPLES, *same, self.step)
         batches = [
             batch for loader in self._tracked.loaders for batch in loader.commit(contributors)
         ]

@@ -16,7 +16,9 @@ from elastix.errors import ReplicasDiffer
 from elastix.train.replica.draw_comparison import Drawn, drawn, parted
 from elastix.train.replica.guard import ABSENT, Watch, ordered
 from elastix.train.replica.rounds import RollCall, told
+from elastix.train.replica.solo import run_alone
 from elastix.train.replica.vote import Vote, decode, judge
+from tests.unit.train.solo import solo
 
 
 class Worker:
@@ -243,3 +245,36 @@ def test_a_slice_is_contested_if_those_who_have_computed_it_got_different_result
     votes = [replace(plain, seen=one).encode() for one in said]
     assert decode(reduced(*votes)).contested is contested
     assert judge(reduced(*votes), None).void is contested
+
+
+@pytest.mark.parametrize(
+    ("seed", "shuffle", "together", "told"),
+    [(None, True, True, 1), (1, True, True, 0), (None, False, True, 0), (None, True, False, 0)],
+)
+def test_two_loaders_that_pair_each_sample_with_itself_are_told_of_once(
+    tmp_path, caplog, seed, shuffle, together, told
+):
+    rows = [torch.full((4,), float(number)) for number in range(24)]
+    pairs = []
+
+    def train(ctx):
+        model = torch.nn.Linear(4, 1)
+        model, optimizer = ctx.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+        one = ctx.loader(rows, 6, shuffle=shuffle)
+        other = ctx.loader(rows, 6, shuffle=shuffle, seed=seed)
+        drawn = zip(one.epochs(2), other.epochs(2), strict=True)
+        epochs = (zip(*both, strict=True) for both in drawn) if together else one.epochs(2)
+        for epoch in epochs:
+            for x in epoch:
+                mixed = sum(x) / 2 if together else x
+                pairs.append([each[:, 0].tolist() for each in x] if together else [])
+                optimizer.zero_grad()
+                model(mixed).sum().backward()
+                optimizer.step()
+
+    assert run_alone(train, {}, solo(tmp_path), print).kind == "finished"
+    seen = [r for r in caplog.messages if "have drawn the same samples of one dataset" in r]
+    assert len(seen) == told
+    assert len(pairs) == 8
+    if together:
+        assert all(x == y for x, y in pairs) is (seed is None)
