@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from benchmarks.search import RIVALS, excess
+from benchmarks.search import RIVALS, behind_beyond_chance, excess
 
 Results = Mapping[str, Any]
 
@@ -119,6 +119,11 @@ def _default_excess(table: str, results: Results) -> float:
     """Regret of the default beyond the better peer's, in standard errors of the difference."""
     _, behind, error = excess(results["regret"][table], "default", ["optuna_tpe", "deephyper_cbo"])
     return behind / error
+
+
+def _behind_beyond_chance(name: str, results: Results) -> int:
+    """How many rivals are better on how many tables, by more than chance explains."""
+    return len(behind_beyond_chance(results["regret"], name, RIVALS))
 
 
 def _tables_held(name: str, results: Results) -> int:
@@ -446,6 +451,13 @@ ROWS = (
         Row(
             *("search", f"tables, of 15, on which no rival is ahead of {name} by a s.e.", "15"),
             *(partial(_tables_held, name), at_least(15), "{:.0f}"),
+        )
+        for name in ("default", "screened")
+    ),
+    *(
+        Row(
+            *("search", f"rivals and tables that {name} is behind, beyond chance (Holm, 5 %)", "0"),
+            *(partial(_behind_beyond_chance, name), at_most(0), "{:.0f}"),
         )
         for name in ("default", "screened")
     ),

@@ -53,7 +53,7 @@ SEARCHERS = [
 ]
 RIVALS = ["random", "optuna_tpe", "deephyper_cbo", "deephyper_re", "evolution"]
 """Nowhere may ours be behind the best of these by more than a standard error."""
-DEFAULT = "Evolution"
+DEFAULT = "ScreenedEvolution"
 """What a campaign takes if it is given no searcher."""
 LEVELS = [10, 100, 500]
 _ROUNDS = 40
@@ -374,6 +374,47 @@ def excess(
     return best, rows[name]["mean"] - rows[best]["mean"], error
 
 
+def share_held_among_equals(rivals: int) -> float:
+    """How often a searcher is within a standard error of the best of so many that are no better.
+
+    The means of all are normal with one standard error, so that of a difference is sqrt(2) of it.
+    """
+    from scipy.stats import norm
+
+    best = np.linspace(-9, 9, 20_001)
+    density = rivals * norm.pdf(best) * norm.sf(best) ** (rivals - 1)
+    return float(np.trapezoid(density * norm.cdf(best + 2**0.5), best))
+
+
+def behind_beyond_chance(
+    regret: Mapping[str, Mapping[str, Mapping[str, float]]], name: str, against: Sequence[str]
+) -> list[tuple[str, str]]:
+    """On which tables which rival has less regret than a searcher, by more than chance explains.
+
+    Welch's test, one-sided, for each table and rival; Holm's correction for that many of them, so
+    that in one of twenty measurements anything is listed where nobody is better anywhere.
+
+    Source: Holm, A simple sequentially rejective multiple test procedure, 1979.
+    """
+    from scipy.stats import ttest_ind_from_stats
+
+    found = []
+    for table, rows in regret.items():
+        for rival in (each for each in against if each in rows and name in rows):
+            ours, theirs = (
+                (row["mean"], row["se"] * row["seeds"] ** 0.5, row["seeds"])
+                for row in (rows[name], rows[rival])
+            )
+            test = ttest_ind_from_stats(*ours, *theirs, equal_var=False, alternative="greater")
+            found.append((float(test.pvalue), table, rival))
+    listed: list[tuple[str, str]] = []
+    for place, (chance, table, rival) in enumerate(sorted(found)):
+        if chance > 0.05 / (len(found) - place):
+            break
+        listed.append((table, rival))
+    return listed
+
+
 def _comparison(
     table: str, rows: Mapping[str, Mapping[str, float]], name: str, against: Sequence[str]
 ) -> str:
@@ -398,6 +439,17 @@ def verdicts(regret: Mapping[str, Mapping[str, Mapping[str, float]]]) -> list[st
             against = ["deephyper_cbo"] if name == "deephyper" else RIVALS
             if {name, *against} <= rows.keys():
                 lines.append(_comparison(table, rows, name, against))
+    for name in ("default", "screened"):
+        behind = behind_beyond_chance(regret, name, RIVALS)
+        lines.append(f"{name} is behind beyond chance: {behind or 'nowhere'} (goal: nowhere)")
+        ahead = [
+            f"{rival} on {table}"
+            for rival in RIVALS
+            for table, _ in behind_beyond_chance(regret, rival, [name])
+        ]
+        lines.append(f"{name} is ahead beyond chance of {', '.join(ahead) or 'nobody'}")
+    share = share_held_among_equals(len(RIVALS))
+    lines.append(f"if all were equally good, each would hold on {share:.0%} of the tables")
     return lines
 
 

@@ -57,9 +57,9 @@ class Search(TuneSearcher):
     its scheduler stopped from one that came to its end: both count with their last score.
 
     Args:
-        searcher: any but a Population; Evolution by default. Tune does not say how many trials
-            there will be: for fewer than a hundred give `Evolution(population=...)`, a third of
-            them or less.
+        searcher: any but a Population; ScreenedEvolution by default. Tune does not say how many
+            trials there will be: for fewer than a hundred give `ScreenedEvolution(population=...)`,
+            a third of them or less.
         space: a ConfigSpace or Space, instead of Tune's param_space.
         metric, mode: as in TuneConfig, which need not repeat them.
         seed: of the suggestions.
@@ -89,9 +89,9 @@ class Search(TuneSearcher):
     ) -> None:
         super().__init__(metric=metric, mode=mode)
         if searcher is None:
-            from elastix.search.searchers.evolution import Evolution
+            from elastix.search.searchers.screened import ScreenedEvolution
 
-            searcher = Evolution()
+            searcher = ScreenedEvolution()
         if isinstance(searcher, Selects):
             raise ConfigError(
                 f"{type(searcher).__name__} decides which trials go on from whose State, and Tune "

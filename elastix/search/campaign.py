@@ -60,7 +60,7 @@ from elastix.search.model_sources import (
 )
 from elastix.search.results import Results
 from elastix.search.rungs import Rungs
-from elastix.search.searchers.evolution import Evolution
+from elastix.search.searchers.screened import ScreenedEvolution
 from elastix.search.space import Space, as_space
 from elastix.search.store_size import StoreSize
 from elastix.search.trial import (
@@ -112,7 +112,7 @@ class Campaign:
     Args:
         train: a train function, as for ElasticTrainer; it calls `ctx.report` with the metric.
         space: a ConfigSpace, or a Space with Blocks.
-        searcher: proposes configurations; Evolution by default.
+        searcher: proposes configurations; ScreenedEvolution by default.
         metric: what is optimised; several metrics give a Pareto front. A trial's score is the last
             value that it reported.
         mode: whether the "max" or the "min" is best; one for all metrics, or one for each.
@@ -182,7 +182,9 @@ class Campaign:
         self._train = train
         self._space = space
         self._checked_space = as_space(space)  # or says what is wrong with it
-        self._searcher = Evolution() if searcher is None else able("searcher", searcher, Searcher)
+        self._searcher = (
+            ScreenedEvolution() if searcher is None else able("searcher", searcher, Searcher)
+        )
         self._budget = of_kind("budget", budget, Budget)
         self._inherit = _settled(given("inherit", inherit, InheritConfig), self._searcher)
         self._rungs = None if rungs is None else able("rungs", rungs, Rungs)

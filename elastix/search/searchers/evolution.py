@@ -54,6 +54,18 @@ def ranked(living: Sequence[_Scored]) -> list[int]:
     return furthest([each.losses for each in living], [each.reach for each in living])
 
 
+def population_for(trials: int | None, sample: int | None) -> int:
+    """The size of a population for so many trials, if known, and tournaments of `sample`."""
+    if trials is None:
+        return max(_POPULATION, sample or 0)
+    return max(2, sample or 0, min(_POPULATION, trials // 3))
+
+
+def sample_for(population: int) -> int:
+    """How many members of a population each tournament has."""
+    return max(1, min(_SAMPLE, population // 2))
+
+
 @checked
 class Evolution:
     """Aging evolution.
@@ -95,16 +107,12 @@ class Evolution:
     @property
     def population(self) -> int:
         """Size of the population."""
-        if self._population is not None:
-            return self._population
-        if self._expected is None:
-            return max(_POPULATION, self._sample or 0)
-        return max(2, self._sample or 0, min(_POPULATION, self._expected // 3))
+        return self._population or population_for(self._expected, self._sample)
 
     @property
     def sample(self) -> int:
         """How many members are drawn for each child."""
-        return self._sample or max(1, min(_SAMPLE, self.population // 2))
+        return self._sample or sample_for(self.population)
 
     def start(
         self, space: Space | ConfigurationSpace, *, objectives: int = 1, seed: int = 0

@@ -22,13 +22,19 @@ from numpy.random import RandomState
 
 from elastix.arguments import checked
 from elastix.errors import ConfigError
-from elastix.search.searchers.evolution import ranked, survivors
+from elastix.search.searchers.evolution import (
+    population_for,
+    ranked,
+    sample_for,
+    survivors,
+)
 from elastix.search.searchers.forest import KEPT, Encoding, Forest, Rows
 from elastix.search.searchers.search_history import HistoryOnceStarted, SearchHistory
 from elastix.search.space import Space
 from elastix.search.trial import Config, Suggestion, Trial
 from elastix.state import Ref
 
+_INITIAL = 10
 _TWICE = 1 / 3
 _PENDING = 100  # the latest: what was proposed long ago resembles candidates of now the least
 
@@ -48,13 +54,16 @@ class ScreenedEvolution:
     """Evolution in which a random forest selects the most promising of many candidates.
 
     An `ask` and a `tell` together take tens of milliseconds, for any number of trials, compared
-    with one for Evolution. So it is meant for trials of a second or longer.
+    with one for Evolution. Where many workers run trials of less than a second, take Evolution.
 
     Args:
         population: size of the population: the latest trials with a score, or with several
-            objectives the best ones.
-        sample: how many members are drawn for each mutation; the best becomes the parent.
-        initial: number of random configurations at the start.
+            objectives the best ones. By default a third of the campaign's budget of trials, at
+            least 2 and at most 32; 32 if the budget does not limit trials.
+        sample: how many members are drawn for each mutation; the best becomes the parent. By
+            default half of the population, at most 8.
+        initial: number of random configurations at the start. By default 10, or as many as the
+            population has if that is fewer.
         candidates: how many candidates the forest chooses from; half of them are mutations.
         kappa: how many standard deviations are subtracted from the mean. More explores more.
     """
@@ -65,23 +74,45 @@ class ScreenedEvolution:
 
     def __init__(
         self,
-        population: int = 32,
-        sample: int = 8,
-        initial: int = 10,
+        population: int | None = None,
+        sample: int | None = None,
+        initial: int | None = None,
         candidates: int = 80,
         kappa: float = 1.5,
     ) -> None:
-        if not 1 <= sample <= population or initial < 1 or candidates < 2 or kappa < 0:
+        sizes = [size for size in (population, sample, initial) if size is not None]
+        fits = population is None or sample is None or sample <= population
+        if min(sizes, default=1) < 1 or not fits or candidates < 2 or kappa < 0:
             raise ConfigError(
                 f"ScreenedEvolution(population={population!r}, sample={sample!r}, "
                 f"initial={initial!r}, candidates={candidates!r}, kappa={kappa!r}): 1 <= sample "
                 "<= population, initial >= 1, candidates >= 2 and kappa >= 0. Nothing was started."
             )
-        self.population = population
-        self.sample = sample
-        self.initial = initial
+        self._population = population
+        self._sample = sample
+        self._initial = initial
+        self._expected: int | None = None
         self.candidates = candidates
         self.kappa = kappa
+
+    def expect(self, trials: int | None) -> None:
+        """Set the expected number of trials, for the default population. None means unknown."""
+        self._expected = trials
+
+    @property
+    def population(self) -> int:
+        """Size of the population."""
+        return self._population or population_for(self._expected, self._sample)
+
+    @property
+    def sample(self) -> int:
+        """How many members are drawn for each mutation; the best of them becomes its parent."""
+        return self._sample or sample_for(self.population)
+
+    @property
+    def initial(self) -> int:
+        """Number of random configurations at the start."""
+        return self._initial or min(_INITIAL, self.population)
 
     def start(
         self, space: Space | ConfigurationSpace, *, objectives: int = 1, seed: int = 0

@@ -45,6 +45,7 @@ def store(tmp_path_factory) -> Path:
     elastix.Campaign(
         train,
         space=SPACE,
+        searcher=elastix.Evolution(),  # it tries what is bad, too, so that some trials fail
         metric="score",
         budget=elastix.Budget(trials=12),
         run=run,

@@ -43,12 +43,18 @@ def search(store, train, capsys, **more):
     return found, [e for e in events if isinstance(e, TrialEnded)], capsys.readouterr().out
 
 
-def test_a_small_budget_is_enough_to_inherit(tmp_path, capsys):
-    found, _, told = search(tmp_path, lambda ctx: learns(ctx, inherits=True), capsys)
+@pytest.mark.parametrize(
+    ("searcher", "many"), [(None, 3), (elastix.ScreenedEvolution, 3), (elastix.Evolution, 8)]
+)
+def test_a_small_budget_is_enough_to_inherit(tmp_path, capsys, searcher, many):
+    """Four trials at random; then only mutations in Evolution, or what looks best of both."""
+    given = {} if searcher is None else {"searcher": searcher()}
+    found, _, told = search(tmp_path, lambda ctx: learns(ctx, inherits=True), capsys, **given)
+    assert not any(trial.suggestion.parent_number is not None for trial in found[:4])
     children = [trial for trial in found if trial.suggestion.parent_number is not None]
-    assert len(children) == 8, "four at random, then mutations"
+    assert len(children) >= many
     assert all(trial.inherited["share"] > 0 for trial in children)
-    assert "  8 trials inherited " in told
+    assert f"  {len(children)} trials inherited " in told
 
 
 def test_a_train_function_that_does_not_inherit_is_told_so_once(tmp_path, capsys):
@@ -91,23 +97,27 @@ def test_a_run_that_has_an_ancestor_says_that_it_was_not_asked_for(tmp_path, has
     [(1, 2, 1), (8, 2, 1), (24, 8, 4), (60, 20, 8), (96, 32, 8), (5000, 32, 8), (None, 32, 8)],
 )
 def test_the_population_follows_the_budget(trials, population, sample):
-    searcher = elastix.Evolution()
-    searcher.expect(trials)
-    assert (searcher.population, searcher.sample) == (population, sample)
+    for searcher in (elastix.Evolution(), screened := elastix.ScreenedEvolution()):
+        searcher.expect(trials)
+        assert (searcher.population, searcher.sample) == (population, sample)
+    assert screened.initial == min(10, population)
 
 
 def test_a_population_that_was_chosen_stays():
-    searcher = elastix.Evolution(population=5, sample=3)
-    searcher.expect(1000)
-    assert (searcher.population, searcher.sample) == (5, 3)
+    chosen = {"population": 5, "sample": 3}
+    for searcher in (elastix.Evolution(**chosen), elastix.ScreenedEvolution(**chosen, initial=7)):
+        searcher.expect(1000)
+        assert (searcher.population, searcher.sample) == (5, 3)
+    assert searcher.initial == 7
 
 
 def test_a_larger_budget_does_not_begin_the_search_anew(tmp_path, capsys):
     train = lambda ctx: learns(ctx, inherits=True)  # noqa: E731
-    search(tmp_path, train, capsys)
+    search(tmp_path, train, capsys, searcher=elastix.Evolution())
     again = elastix.Campaign(
         train,
         space=SPACE,
+        searcher=elastix.Evolution(),
         metric="accuracy",
         budget=elastix.Budget(trials=60),
         run=elastix.RunConfig(name="c", store=str(tmp_path)),
