@@ -44,6 +44,7 @@ from elastix.errors import (
 )
 from elastix.events import CampaignEnded, CampaignStarted, Events
 from elastix.interrupts import heeding
+from elastix.observe.catalogue import JOURNAL
 from elastix.observe.excepthook import told, was_told
 from elastix.observe.journal import Journal
 from elastix.observe.loggers import Logger, LoggerThread
@@ -311,7 +312,7 @@ class Campaign:
         bus = Events()
         console = TrialsConsole(self.name, directory, self._budget.trials, quiet=self._quiet)
         with (
-            Journal(directory / "journal.jsonl") as journal,
+            Journal(directory / JOURNAL) as journal,
             _measured(self.name, bus),
             self._look_into(opener) as store,
             closing(LoggerThread(self._loggers)) as feed,

@@ -5,7 +5,8 @@ cannot. Not here: what trials mean, or who may run (campaign).
 
 Invariant: a result is in the database whole or not at all, and what `commit` returned from stays,
 whatever process is killed when. One process writes; others may read meanwhile. Each row has a
-checksum, and what was damaged is Corrupt.
+checksum, and what was damaged is Corrupt. So is a database that lacks trials which the campaign's
+journal says were over: SQLite takes damage in its log for the log's end, and leaves out the rest.
 """
 
 import json
@@ -21,9 +22,12 @@ from typing import Any, Literal, Self
 from zlib import crc32
 
 from elastix.errors import Corrupt, Full, NotFound, ReadOnly, StoreError, TooNew
+from elastix.events import TrialEnded
+from elastix.observe import journal
+from elastix.observe.catalogue import JOURNAL
 from elastix.observe.journal import is_file
 from elastix.observe.run_lock import Lock
-from elastix.search.trial import Trial
+from elastix.search.trial import Trial, TrialState
 from elastix.state import Ref
 
 FILE = "campaign.sqlite"
@@ -101,8 +105,29 @@ class TrialDatabase:
             raise
 
     def _open(self, read_only: bool) -> None:
-        self._sql = _reader(self._path) if read_only else _connect(self._path, "rwc")
-        version = self._sql.execute("PRAGMA user_version").fetchone()[0]
+        told = set() if read_only else _told(self.directory)  # before the database, which is ahead
+        looks = read_only or is_file(self._path)
+        # Whoever writes looks at it first without the right to: SQLite's log is merged otherwise.
+        self._sql = _reader(self._path) if looks else _connect(self._path, "rwc")
+        try:
+            version = self._checked_version(read_only, len(told))
+            if looks and not read_only:
+                self._sql.close()
+                self._sql = _connect(self._path, "rw")
+            if not read_only:
+                self._prepare(version)
+        except BaseException:
+            self._sql.close()
+            raise
+        self._has_sums = version != _WITHOUT_SUMS or not read_only
+
+    def _checked_version(self, read_only: bool, told: int) -> int:
+        """The format of what is there, 0 for nothing; of a whole database, with all that was told.
+
+        Raises:
+            TooNew, Corrupt, NotFound: it is another one.
+        """
+        version = int(self._sql.execute("PRAGMA user_version").fetchone()[0])
         if version > _VERSION:
             raise TooNew(
                 f"{self._path} has format {version}; this version reads {_VERSION}. Nothing was "
@@ -118,14 +143,25 @@ class TrialDatabase:
                 f"{'it has no version' if found == 'ok' else found}. Nothing was changed. Restore "
                 "it from a backup."
             )
-        self._has_sums = version != _WITHOUT_SUMS or not read_only
-        if not read_only:
-            self._sql.execute("PRAGMA journal_mode=WAL")
-            self._sql.execute("PRAGMA synchronous=FULL")
-            if is_new:
-                self._sql.executescript(_TABLES)
-            elif version == _WITHOUT_SUMS:
-                self._add_sums()
+        query = "SELECT max(done) FROM trials WHERE typeof(done) = 'integer'"
+        over = 0 if is_new else self._sql.execute(query).fetchone()[0] or 0
+        if over < told:
+            raise Corrupt(
+                f"the campaign's trial database {self._path} has lost what was written last: "
+                f"{told} trials were over, as {JOURNAL} says, and it knows of {over}. It, or its "
+                f"log {self._path.name}-wal, is damaged or was removed. Nothing was changed. "
+                f"Restore both from a backup. To run the missing trials again, rename {JOURNAL}."
+            )
+        return version
+
+    def _prepare(self, version: int) -> None:
+        """For writing."""
+        self._sql.execute("PRAGMA journal_mode=WAL")
+        self._sql.execute("PRAGMA synchronous=FULL")
+        if version == 0:
+            self._sql.executescript(_TABLES)
+        elif version == _WITHOUT_SUMS:
+            self._add_sums()
 
     def _is_empty(self) -> bool:
         return self._sql.execute("SELECT 1 FROM sqlite_master").fetchone() is None
@@ -316,6 +352,17 @@ def _reader(path: Path) -> sqlite3.Connection:
         with closing(_connect(copy, "rw")) as copied:
             copied.backup(memory)
     return memory
+
+
+def _told(directory: Path) -> set[int]:
+    """The trials that are over, as far as the campaign's journal can be read."""
+    final = {state.value for state in TrialState if state.is_final}
+    told = set()
+    with suppress(StoreError):  # none, or damaged: that is its readers' affair
+        for event in journal.read_only(directory / JOURNAL, TrialEnded):
+            if isinstance(event, TrialEnded) and event.state in final:
+                told.add(event.trial)
+    return told
 
 
 def unbegun(directory: Path) -> str:

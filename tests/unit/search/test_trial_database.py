@@ -1,6 +1,7 @@
 """A trial database with anything in it is read, or is Corrupt: nothing else is raised."""
 
 import json
+import shutil
 import sqlite3
 from contextlib import closing
 from dataclasses import replace
@@ -8,6 +9,8 @@ from dataclasses import replace
 import pytest
 
 from elastix.errors import Corrupt, ElastixError, NotFound
+from elastix.events import TrialEnded
+from elastix.observe.journal import Journal
 from elastix.report.sources import campaign_record
 from elastix.search.results import Results, names
 from elastix.search.trial import Suggestion, Trial, TrialState
@@ -202,3 +205,96 @@ def test_a_database_of_an_earlier_version_is_read_and_gets_checksums_when_it_is_
         everything(tmp_path)
     with TrialDatabase(path.parent) as database, pytest.raises(Corrupt):
         database.lines()
+
+
+def over(number, state="finished"):
+    """What the journal says of a trial that has ended."""
+    return TrialEnded(
+        t=1.0,
+        trial=number,
+        state=state,
+        values={"m": 0.5},
+        metrics={"m": 0.5},
+        ref="",
+        epochs=1.0,
+        lineage_epochs=1.0,
+        inherited=0.0,
+        seconds=1.0,
+        best=False,
+        message="",
+    )
+
+
+@pytest.fixture
+def killed(tmp_path):
+    """What the driver of a campaign leaves that is killed after eight trials."""
+    alive, left = tmp_path / "alive", tmp_path / "left"
+    with TrialDatabase(alive) as database, Journal(alive / "journal.jsonl") as journal:
+        database.commit([], {"campaign": FACTS})
+        for n in range(8):
+            database.commit([TrialRow(replace(TRIAL, number=n), done=1 + n)])
+            journal.append(over(n))
+            journal.append(over(n + 1, "paused"))  # which is no end
+        shutil.copytree(alive, left)
+    return left
+
+
+def contents(directory):
+    files = (directory / FILE, directory / f"{FILE}-wal")
+    return [file.read_bytes() if file.exists() else None for file in files]
+
+
+def numbers(directory):
+    with TrialDatabase(directory) as database:
+        return [line.trial.number for line in database.lines()]
+
+
+def test_a_killed_campaign_goes_on_with_all_that_it_has_said(killed):
+    assert contents(killed)[1]
+    assert numbers(killed) == list(range(8))
+
+
+def test_a_flipped_bit_in_the_log_of_a_killed_campaign_is_noticed_and_the_log_stays(killed):
+    """SQLite takes it for the end of the log: what was committed after it was silently lost."""
+    log = killed / f"{FILE}-wal"
+    whole = log.read_bytes()
+    used = [place for place, byte in enumerate(whole) if byte]
+    lost = 0
+    for place in used[:: len(used) // 60]:
+        damaged = bytearray(whole)
+        damaged[place] ^= 1
+        folder = killed.with_name(f"damaged at {place}")
+        shutil.copytree(killed, folder)
+        (folder / log.name).write_bytes(damaged)
+        before = contents(folder)
+        try:
+            assert numbers(folder) == list(range(8)), place
+        except Corrupt as error:
+            assert contents(folder) == before, "it may be worth a look"
+            lost += "has lost what was written last: 8 trials were over" in str(error)
+    assert lost > 50
+
+
+@pytest.mark.parametrize("gone", [[f"{FILE}-wal"], [FILE, f"{FILE}-wal"]])
+def test_a_database_that_was_copied_without_its_log_is_told_from_a_whole_one(killed, gone):
+    for name in gone:
+        (killed / name).unlink()
+    with pytest.raises(Corrupt, match=r"knows of 0\..*To run the missing trials again, rename"):
+        numbers(killed)
+    (killed / "journal.jsonl").rename(killed / "before.jsonl")
+    assert numbers(killed) == []
+
+
+def test_a_trial_that_was_taken_out_of_a_database_is_no_damage(killed):
+    numbers(killed)
+    with closing(sqlite3.connect(killed / FILE)) as sql, sql:
+        sql.execute("DELETE FROM trials WHERE number = 3")
+    assert len(numbers(killed)) == 7
+
+
+def test_a_damaged_journal_keeps_no_campaign_from_going_on(killed):
+    path = killed / "journal.jsonl"
+    text = bytearray(path.read_bytes())
+    text[len(text) // 2] ^= 1
+    path.write_bytes(text)
+    assert numbers(killed) == list(range(8))
