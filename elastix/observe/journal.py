@@ -82,8 +82,8 @@ class Journal:
         Raises:
             StoreError: JSON has no word for what is in it. Or the disk refuses, or refused an
                 earlier one: there are no events after that.
-                Or the file was removed or moved away: noticed within a twentieth of a second, or
-                by `close`.
+                Or the file was removed, moved away, cut short or written by another process:
+                noticed within a twentieth of a second, or by `close`.
         """
         if self._torn is not None:
             raise self._torn
@@ -114,7 +114,10 @@ class Journal:
         self._checksum = after
 
     def _check_in_place(self) -> None:
-        """What is written to a removed file is lost, and its lock keeps nobody out any more."""
+        """What is written to a removed file is lost, and its lock keeps nobody out any more.
+
+        Behind what others have cut off or added, no line has the checksum that belongs there.
+        """
         try:
             in_place = self.path.stat().st_ino == self._inode
         except FileNotFoundError:
@@ -124,6 +127,15 @@ class Journal:
                 f"{self.path} was removed or replaced while it was being written. Events since "
                 "then are lost, and nothing is added any more. Call fit() again to begin anew, "
                 "and leave the folder of a run alone while it trains."
+            )
+            raise self._torn
+        size = os.fstat(self._file.fileno()).st_size
+        if size != self.size:
+            self._torn = StoreError(
+                f"{self.path} was changed by another process while it was being written: it has "
+                f"{size} bytes, and {self.size} were written. Nothing is added any more. Restore "
+                "it from a copy, or choose another name for what is run next, and leave the folder "
+                "of a run alone while it trains."
             )
             raise self._torn
 

@@ -94,7 +94,7 @@ class LineChecker:
         for line in lines:
             if self._is_line(line):
                 self._before = checksum(line + b"\n")
-            elif self._before or is_sealed(line):
+            elif self._before or is_sealed(line.rstrip()):  # "\r\n" is no line break of ours
                 raise self._damaged("is not as it was written, or one before it is missing")
             self._number = None if self._number is None else self._number + 1
             yield line

@@ -117,6 +117,13 @@ def test_an_earlier_versions_journal_is_read_and_written_on(tmp_path):
         list(read(path))
 
 
+@pytest.mark.parametrize("reader", READERS)
+def test_a_journal_whose_line_breaks_were_converted_is_not_read_unchecked(path, reader):
+    path.write_bytes(path.read_bytes().replace(b"\n", b"\r\n"))
+    with pytest.raises(Corrupt, match="its checksum does not fit"):
+        READERS[reader](path)
+
+
 def test_reading_from_the_middle_checks_as_well(path):
     ends = [end for _, _, end in read_placed(path)]
     assert read_part(path, ends[0], 1, 2) == EVENTS[2:]

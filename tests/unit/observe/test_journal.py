@@ -177,6 +177,24 @@ def test_a_journal_that_was_taken_away_is_written_no_more(tmp_path, how, monkeyp
     assert not path.exists() or not path.read_text()
 
 
+@pytest.mark.parametrize("text", [b"", b'{"event":"Resu'])
+def test_a_journal_that_another_process_changes_is_written_no_more(tmp_path, text, monkeypatch):
+    """As log rotation does (copytruncate), or a second writer whose lock was removed."""
+    monkeypatch.setattr("elastix.observe.journal._LOOK_EVERY_S", 0.0)
+    path = tmp_path / "journal.jsonl"
+    journal = Journal(path)
+    journal.append(event(1))
+    there = path.read_bytes() + text if text else b""
+    with path.open("r+b") as file:
+        file.truncate(0)
+        file.write(there)
+    for step in (2, 3):
+        with pytest.raises(StoreError, match=r"journal\.jsonl was changed by another process"):
+            journal.append(event(step))
+    journal.close()
+    assert path.read_bytes() == there
+
+
 @pytest.mark.parametrize("how", ["folder removed", "file replaced", "folder moved"])
 def test_a_journal_that_was_taken_away_a_moment_ago_does_not_close_in_silence(
     tmp_path, how, monkeypatch
