@@ -1,10 +1,12 @@
 """What scripts write for use elsewhere: there whole or not at all, whoever is killed meanwhile.
 
-It is written under another name and then renamed. A model in several files (shards, and an index
-that names them) is the old one until its index is replaced; so the new shards must not have names
-that the old index has. Not here: the store, which keeps States.
+It is written under another name and then renamed. A directory changes places with the one that was
+there, at once where the file system can do that; elsewhere there is none for a moment. A model in
+several files (shards, and an index that names them) is the old one until its index is replaced; so
+the new shards must not have names that the old index has. Not here: the store, which keeps States.
 """
 
+import ctypes
 import glob
 import hashlib
 import json
@@ -17,6 +19,11 @@ from pathlib import Path
 _INDEX = ".index.json"
 _NUMBERS = r"-\d{5}-of-\d{5}"
 _OTHER = "-other"  # in the names of shards, every second time
+_HERE, _EXCHANGE = -100, 2  # AT_FDCWD and RENAME_EXCHANGE of Linux, which Python does not have
+_renameat2 = getattr(ctypes.CDLL(None), "renameat2", None)
+if _renameat2 is not None:
+    _path = ctypes.c_char_p
+    _renameat2.argtypes = (ctypes.c_int, _path, ctypes.c_int, _path, ctypes.c_uint)
 
 
 @dataclass(frozen=True)
@@ -56,9 +63,14 @@ def replace(path: Path, write: Callable[[Path], None], writer: FileWriter) -> No
     path = path.resolve()  # "." has no name
     partial = path.with_name(f"{path.name}{writer.partial}")
     _write(partial, write)
-    if partial.is_dir() and path.is_dir():
-        remove_whole(path)
-    partial.replace(path)
+    if not (partial.is_dir() and path.is_dir()):
+        partial.replace(path)
+    elif _exchanged(partial, path):
+        _remove(partial)  # what was there before
+    else:
+        gone = _moved_away(path)
+        partial.replace(path)
+        _remove(gone)
     _sweep(path.parent, path.name, writer)
 
 
@@ -92,9 +104,20 @@ def add(folder: Path, write: Callable[[Path], None], writer: FileWriter) -> None
 
 def remove_whole(folder: Path) -> None:
     """Remove a directory; whoever is killed meanwhile leaves no part of it under its name."""
+    _remove(_moved_away(folder))
+
+
+def _moved_away(folder: Path) -> Path:
     gone = folder.with_name(f".{folder.name}.gone")
     _remove(gone)
-    _remove(folder.rename(gone))
+    return folder.rename(gone)
+
+
+def _exchanged(one: Path, other: Path) -> bool:
+    """Give each of two directories the other's name, at once. Not every file system can."""
+    if _renameat2 is None:
+        return False
+    return bool(_renameat2(_HERE, bytes(one), _HERE, bytes(other), _EXCHANGE) == 0)
 
 
 def sweep_removed(folder: Path) -> None:

@@ -47,15 +47,16 @@ class Killed(BaseException):
 def kill_at(monkeypatch, change):
     """Raise before the change of that number which is made to names in a folder."""
     changes = count()
-    for name in ("rename", "replace", "unlink"):
-        original = getattr(whole_files.Path, name)
+    named = [(whole_files.Path, name) for name in ("rename", "replace", "unlink")]
+    for owner, name in [*named, (whole_files, "_exchanged"), (whole_files.shutil, "rmtree")]:
+        original = getattr(owner, name)
 
         def call(*args, original=original, **kwargs):
             if next(changes) == change:
                 raise Killed
             return original(*args, **kwargs)
 
-        monkeypatch.setattr(whole_files.Path, name, call)
+        monkeypatch.setattr(owner, name, call)
 
 
 @pytest.mark.parametrize("within", [".", "0_Transformer"])
@@ -113,9 +114,11 @@ def test_a_directory_is_added_to_through_a_link_and_by_a_dot(tmp_path, monkeypat
     assert read(tmp_path / "there") == {"b"}
 
 
-def test_what_is_replaced_is_whole_or_not_there_and_nothing_is_left_behind(tmp_path):
+def replaced(folder):
+    """Replace a directory, with a kill at each change; where one left none under its name."""
+    missing = []
     for change in count():
-        path = tmp_path / f"{change}[1]"
+        path = folder / f"{change}[1]"
         whole_files.replace(path, model("old", 2), FIRST)
         with pytest.MonkeyPatch.context() as patch:
             kill_at(patch, change)
@@ -124,13 +127,29 @@ def test_what_is_replaced_is_whole_or_not_there_and_nothing_is_left_behind(tmp_p
                 ended = True
             except Killed:
                 ended = False
-        assert not path.exists() or read(path) in ({"old"}, {"new"})
+        if not path.exists():
+            missing.append(change)
+        else:
+            assert read(path) in ({"old"}, {"new"})
         whole_files.replace(path, model("next", 2), SECOND)
         assert read(path) == {"next"}
         if ended:
             break
     assert change > 1
-    assert {file.name for file in tmp_path.iterdir()} == {f"{n}[1]" for n in range(change + 1)}
+    assert {file.name for file in folder.iterdir()} == {f"{n}[1]" for n in range(change + 1)}
+    return missing
+
+
+def test_what_is_replaced_is_always_there_and_nothing_is_left_behind(tmp_path):
+    assert replaced(tmp_path) == []
+
+
+@pytest.mark.parametrize("how", [None, lambda *_: -1])
+def test_where_names_cannot_be_exchanged_there_is_none_between_two_renames(
+    tmp_path, monkeypatch, how
+):
+    monkeypatch.setattr(whole_files, "_renameat2", how)
+    assert len(replaced(tmp_path)) == 1
 
 
 @pytest.mark.parametrize("put", [whole_files.replace, whole_files.add])
