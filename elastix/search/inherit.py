@@ -100,21 +100,23 @@ def inherit(
         return None
     began = time.process_time()
     mine = signature(model) if own is None else own
-    if provider == "store":
-        own_refs: list[str] = []  # one for each time that it ran and left a model
-        match = store.nearest(mine, mode, where=where)
-        while match and trial is not None and _is_of(store, match.ref, trial):
-            own_refs.append(match.ref)
-            match = store.nearest(mine, mode, where=where, but=own_refs)
-        parent = match.ref if match else None
-    if parent is None:
-        return None
-    try:
-        theirs = store.signature(parent)
-        state = store.get(parent, "[!@]*", lazy=True)  # the model alone
-    except NotFound:
-        logger.warning("inherit ancestor=%s gone=true: fresh initialisation is kept", parent[:12])
-        return None
+    passed_over: list[str] = []  # with "store": the trial's own of before, and what has just gone
+    while True:
+        if provider == "store":
+            match = store.nearest(mine, mode, where=where, but=passed_over)
+            parent = match.ref if match else None
+        if parent is None:
+            return None
+        try:
+            if provider == "parent" or trial is None or not _is_of(store, parent, trial):
+                theirs = store.signature(parent)
+                state = store.get(parent, "[!@]*", lazy=True)  # the model alone
+                break
+        except NotFound:
+            if provider == "parent":
+                logger.warning("inherit ancestor=%s gone=true: nothing was copied", parent[:12])
+                return None
+        passed_over.append(parent)
     tensors, layers = match_tensors(mine, theirs, mode) if theirs else ({}, 0)
     matched = time.process_time()
     if not tensors:

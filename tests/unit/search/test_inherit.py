@@ -108,6 +108,23 @@ def test_no_ancestor_and_a_retired_one_leave_the_model_fresh(store):
     assert copied(before, model) == set()
 
 
+@pytest.mark.parametrize(("trial", "asked"), [(7, "manifest"), (None, "signature"), (7, "get")])
+def test_the_next_best_is_inherited_if_the_nearest_goes_just_now(store, trial, asked, monkeypatch):
+    """Another process retires it, between one question to the store and the next."""
+    near, next_best = put(store, net(4, 8, 16), trial=1), put(store, net(4, 8, 8), trial=2)
+    answer = getattr(store, asked)
+
+    def late(ref, *names, **options):
+        if ref == near and near in [entry.ref for entry in store.log()]:
+            store.retire(near)
+        return answer(ref, *names, **options)
+
+    monkeypatch.setattr(store, asked, late)
+    found = inherit(net(4, 8, 16), store, provider="store", trial=trial)
+    assert found.ref == next_best
+    assert near not in [entry.ref for entry in store.log()]
+
+
 def test_an_ancestor_without_a_signature_has_nothing_to_match(store):
     ref = store.put(State(net(4).state_dict()))
     assert inherit(net(4), store, parent=ref) is None
