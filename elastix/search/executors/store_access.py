@@ -10,9 +10,10 @@ Invariant: whichever nodes come or go, every worker can open the store.
 """
 
 import secrets
-import socket
 import time
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 
 import ray
 
@@ -31,18 +32,22 @@ _LOOK_EVERY_S = 2.0
 class HostDirectory(StoreDirectory):
     """A directory whose index is on one host; a process elsewhere asks an actor there.
 
+    Elsewhere is also a container of that host which has another directory at this path.
+
     Attributes:
-        host: as `_host` gives it there.
+        place: as `_place` gives it there.
         actor: its name; it is there once the cluster has a second node.
     """
 
-    host: str
+    place: str
     actor: str
 
     @property
     def is_here(self) -> bool:
         """See StoreDirectory."""
-        return self.host == _host()
+        with suppress(OSError):  # there is none here
+            return self.place == _place(self.path)
+        return False
 
     def open(self) -> Store:
         """See StoreOpener. Elsewhere it waits for the actor, which may just be starting."""
@@ -77,7 +82,7 @@ class StoreAccess:
             self._server = StoreServer.start(store)
             return self._server
         name = f"elastix store {secrets.token_hex(8)}"
-        self._directory = HostDirectory(store, _host(), name)
+        self._directory = HostDirectory(store, place=_place(store), actor=name)
         return self._directory
 
     def look(self) -> None:
@@ -101,6 +106,7 @@ def several_hosts() -> bool:
     return len({node["NodeManagerHostname"] for node in ray.nodes() if node["Alive"]}) > 1
 
 
-def _host() -> str:
+def _place(directory: str) -> str:
     """Processes with the same have the same directory and share memory."""
-    return f"{machine()} {socket.gethostname()}"
+    info = Path(directory).stat()
+    return f"{machine()} {info.st_dev}:{info.st_ino}"

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from elastix.search import model_sources
+from elastix.search.executors.store_access import HostDirectory, _place
 from elastix.search.model_sources import InheritTerms, TrialModelSource
 from elastix.search.results import Best
 from elastix.search.trial import Objectives, Suggestion, Trial, TrialState
@@ -133,3 +134,20 @@ def test_what_one_trial_has_inherited_or_frozen_is_no_beginning_of_the_next(
     as_before = alike and not freeze
     assert outcome.kind == ("finished" if as_before else "raised"), outcome
     assert as_before or "as an earlier trial of this process has left it" in str(outcome.error)
+
+
+def test_a_directory_is_here_by_what_it_is_and_not_by_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A host may be renamed; and a container with its host's name may have another one there."""
+    path = tmp_path / "store"
+    path.mkdir()
+    (tmp_path / "link").symlink_to(path)
+    found = HostDirectory(str(path), place=_place(str(path)), actor="a")
+    monkeypatch.setattr("socket.gethostname", lambda: "renamed")
+    assert found.is_here
+    assert replace(found, path=str(tmp_path / "link")).is_here
+    path.rename(tmp_path / "of the host")
+    assert not found.is_here
+    path.mkdir()
+    assert not found.is_here
