@@ -139,7 +139,8 @@ def test_ctrl_c_ends_the_run_at_once_and_leaves_it_resumable(cluster, folder, ow
         for event in journal.read(folder / "runs" / "script" / "journal.jsonl")
         if isinstance(event, RunEnded)
     ]
-    assert [event.outcome for event in ended] == ["interrupted"]
+    reason = "SIGTERM" if sent == signal.SIGTERM else "Ctrl-C"
+    assert [(event.outcome, event.message) for event in ended] == [("interrupted", reason)]
     assert wait_until_gone(folder) == []
 
 

@@ -78,10 +78,10 @@ def is_over(controller: Any) -> bool:  # noqa: ANN401 - a handle
         return False  # Ray starts it anew
 
 
-def stop(controller: Any) -> None:  # noqa: ANN401 - a handle
+def stop(controller: Any, reason: str) -> None:  # noqa: ANN401 - a handle
     """Ask the controller to end the run, and give it a moment."""
     with contextlib.suppress(RayActorError, GetTimeoutError):
-        ray.get(controller.stop.remote("Ctrl-C"), timeout=_STOP_S)
+        ray.get(controller.stop.remote(reason), timeout=_STOP_S)
         deadline = time.monotonic() + _STOP_S
         while time.monotonic() < deadline:
             if ray.get(controller.follow.remote(1 << 60, _ASK_S), timeout=_STOP_S).over:

@@ -5,6 +5,7 @@ Not here: settings, and whether there is anything to do (trainer); room for work
 
 import contextlib
 import logging
+import signal
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Literal
@@ -215,7 +216,7 @@ class Launch:
             except (KeyboardInterrupt, SystemExit) as asked:  # Ctrl-C or SIGTERM
                 if not detached:
                     with contextlib.suppress(KeyboardInterrupt):  # once more: it is not waited for
-                        stop(controller)
+                        stop(controller, _reason(asked))
                 console.interrupted(goes_on=detached)
                 asked.__context__ = None
                 raise told(asked) from None
@@ -233,6 +234,13 @@ class Launch:
             result = Result.of(self._directory, ended.losses)
             console.finished(result.ref, result.metrics, result.audit)
             return result
+
+
+def _reason(asked: KeyboardInterrupt | SystemExit) -> str:
+    """What ends the run, for its journal. A handler of SIGTERM raises SystemExit."""
+    if isinstance(asked, KeyboardInterrupt):
+        return "Ctrl-C"
+    return "SIGTERM" if asked.code == 128 + signal.SIGTERM else f"the program ended ({asked.code})"
 
 
 def run_id(asked: RunSettings) -> str:
