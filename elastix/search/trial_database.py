@@ -156,6 +156,7 @@ class TrialDatabase:
 
     def _prepare(self, version: int) -> None:
         """For writing."""
+        self._inode = self._path.stat().st_ino
         self._sql.execute("PRAGMA journal_mode=WAL")
         self._sql.execute("PRAGMA synchronous=FULL")
         if version == 0:
@@ -224,7 +225,7 @@ class TrialDatabase:
             forget_passed: remove what earlier transactions have of that: `facts` have its effect.
 
         Raises:
-            Full, StoreError: nothing was written.
+            Full, StoreError: nothing was written; or the file was removed, or replaced.
         """
         rows = [
             (
@@ -255,6 +256,18 @@ class TrialDatabase:
                 if self._sql.in_transaction:
                     self._sql.execute("ROLLBACK")
                 raise
+            self._check_in_place()
+
+    def _check_in_place(self) -> None:
+        """SQLite goes on with a removed file, and all that it holds is gone when it is closed."""
+        with suppress(FileNotFoundError):
+            if self._path.stat().st_ino == self._inode:
+                return
+        raise StoreError(
+            f"the campaign's trial database {self._path} was removed or replaced while it was "
+            "being written. Trials that were in it alone are lost, and nothing is added any more. "
+            "Run the campaign again, and leave its folder alone while it runs."
+        )
 
     def _put(self, table: str, rows: Iterable[tuple[Any, ...]]) -> None:
         places = ", ".join("?" * (1 + len(_COLUMNS[table])))

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from elastix.errors import Corrupt, ElastixError, NotFound
+from elastix.errors import Corrupt, ElastixError, NotFound, StoreError
 from elastix.events import TrialEnded
 from elastix.observe.journal import Journal
 from elastix.report.sources import campaign_record
@@ -298,3 +298,16 @@ def test_a_damaged_journal_keeps_no_campaign_from_going_on(killed):
     text[len(text) // 2] ^= 1
     path.write_bytes(text)
     assert numbers(killed) == list(range(8))
+
+
+@pytest.mark.parametrize("how", ["removed", "replaced"])
+def test_a_database_that_is_taken_away_is_written_no_more(tmp_path, how):
+    """SQLite does not mind, and the campaign ended well with nothing on the disk."""
+    with TrialDatabase(tmp_path) as database:
+        database.commit([TrialRow(TRIAL, done=1)], {"campaign": FACTS})
+        there = (tmp_path / FILE).rename(tmp_path / "elsewhere")
+        if how == "replaced":
+            shutil.copyfile(there, tmp_path / FILE)
+        for _ in range(2):
+            with pytest.raises(StoreError, match="was removed or replaced while it was being"):
+                database.commit([TrialRow(TRIAL, done=1)])
