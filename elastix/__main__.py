@@ -2,6 +2,7 @@
 
 import os
 import sys
+from functools import partial
 
 from elastix.interrupts import importing
 
@@ -11,7 +12,8 @@ def main() -> None:
     _open_what_is_closed()
     with importing("elastix"):
         from elastix.cli import app
-    app(prog_name="elastix")
+        from elastix.commands.exit_codes import ends
+    ends(partial(app, prog_name="elastix"))
 
 
 def _open_what_is_closed() -> None:

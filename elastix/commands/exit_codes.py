@@ -13,7 +13,7 @@ from typing import ParamSpec, TypeVar
 import typer
 
 from elastix.commands.output import complain
-from elastix.errors import ConfigError, ElastixError
+from elastix.errors import ConfigError, ElastixError, Full
 from elastix.observe.excepthook import was_told
 
 P = ParamSpec("P")
@@ -48,15 +48,44 @@ def says(command: Callable[P, T]) -> Callable[P, T]:
         except Exception as error:  # the border of the process
             if _debug:
                 raise
-            what = f"{type(error).__name__}: {error}"
-            complain(
-                f"elastix: {what}. That was not foreseen; what was done until then stays. "
-                "`elastix --debug` before the verb shows where it came from."
-            )
+            complain(f"elastix: {_full(error) or _unforeseen(error)}")
             raise typer.Exit(1) from error
 
     run.__doc__ = _flowing(command.__doc__ or "")
     return run
+
+
+def ends(program: Callable[[], None]) -> None:
+    """Run the program. What no verb prints, help and version, may have no room either.
+
+    Raises:
+        SystemExit: with its exit code.
+    """
+    try:
+        program()
+    except OSError as error:
+        what = _full(error)
+        if _debug or not what:
+            raise
+        complain(f"elastix: {what}")
+        sys.exit(1)
+
+
+def _full(error: Exception) -> str:
+    """Empty if that is not it. Where a file is opened its name comes with the error."""
+    if not isinstance(error, OSError) or error.filename is not None or not Full.tells(error):
+        return ""
+    return (
+        f"what it prints, or a file that it writes, has no room: {error.strerror}. What was done "
+        "until then stays. Make room, or have it print elsewhere."
+    )
+
+
+def _unforeseen(error: Exception) -> str:
+    return (
+        f"{type(error).__name__}: {error}. That was not foreseen; what was done until then stays. "
+        "`elastix --debug` before the verb shows where it came from."
+    )
 
 
 def _flowing(text: str) -> str:

@@ -90,16 +90,38 @@ def terminal_of(cell: NotebookCell | None, quiet: bool) -> Terminal:
 
 
 class _Output(Terminal):
-    """Standard output. rich ends the process if nobody reads it; training goes on without it."""
+    """Standard output. If it cannot be written, training goes on without it.
+
+    rich ends the process if nobody reads it, and fails if its disk is full or its terminal is gone.
+    """
+
+    _told = False
 
     def on_broken_pipe(self) -> None:
-        """Say so, once, where somebody may still read."""
+        """Nobody ever reads it again."""
         self.quiet = True
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, sys.stdout.fileno())  # Python flushes it at its end
         os.close(nowhere)
-        with suppress(OSError):
-            sys.stderr.write("elastix: nobody reads the output any more; the run goes on\n")
+        self._tell("nobody reads the output any more")
+
+    def __exit__(self, *raised: object) -> None:
+        """Where rich writes all that was printed since `__enter__`. There may be room later."""
+        try:
+            super().__exit__(*raised)
+        except OSError as error:
+            self.quiet = True
+            with self:  # which forgets what could not be written
+                pass
+            self.quiet = False
+            self._tell(f"the output cannot be written ({error.strerror})")
+
+    def _tell(self, what: str) -> None:
+        """Once, where somebody may still read."""
+        if not self._told:
+            self._told = True
+            with suppress(OSError):
+                sys.stderr.write(f"elastix: {what}; the run goes on\n")
 
 
 def here() -> NotebookCell | None:

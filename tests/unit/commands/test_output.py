@@ -1,11 +1,15 @@
 """Tables for people: whole words, however narrow the terminal is."""
 
 import io
+import os
 import re
+import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
+import elastix
 from elastix.commands.output import print_table
 
 COLUMNS = ("run", "state", "best")
@@ -65,3 +69,23 @@ def test_a_long_word_is_folded_in_its_column(shown):
 def test_a_table_without_rows_has_its_head_wherever_it_fits(shown):
     assert shown(80, rows=[]) == [[*COLUMNS]]
     assert shown(6, rows=[]) == []
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["--help"], ["--version"], ["store", "--help"], ["doctor", "--help"], ["store", "tags"]],
+)
+def test_output_that_has_no_room_is_said_in_a_line(words, tmp_path):
+    with elastix.Store(tmp_path) as store:
+        store.tag("best", store.put(elastix.State({})))
+    command = [sys.executable, "-m", "elastix", *words]
+    env = {**os.environ, "ELASTIX_STORE": str(tmp_path)}
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            command, stdout=full, stderr=subprocess.PIPE, text=True, env=env, check=False
+        )
+    assert done.returncode in (1, 120)
+    assert done.stderr.startswith(
+        "elastix: what it prints, or a file that it writes, has no room: No space left on device."
+    )
+    assert "Traceback" not in done.stderr

@@ -1,5 +1,6 @@
 """The console: a block of at most 12 lines on a terminal, lines in a log, first failures last."""
 
+import errno
 import io
 import os
 import subprocess
@@ -23,6 +24,7 @@ from elastix.observe import catalogue
 from elastix.observe.console import Console
 from elastix.observe.event_text import line, plain
 from elastix.observe.journal import Journal
+from elastix.observe.notebook_cell import terminal_of
 from elastix.observe.progress import Progress
 from tests.report_data import BEGAN, run_events
 
@@ -369,22 +371,48 @@ open("done", "w").close()
 """
 
 
+def printed(folder, out):
+    """Of a program that prints a run to `out`: its exit code, and what it has on stderr."""
+    command = [sys.executable, "-c", _PRINTED]
+    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}
+    done = subprocess.run(
+        command, cwd=folder, env=env, stdout=out, stderr=subprocess.PIPE, text=True, check=False
+    )
+    assert (folder / "done").exists(), done.stderr
+    return done.returncode, done.stderr
+
+
 def test_a_run_goes_on_if_nobody_reads_its_output(tmp_path):
     """Of itself, rich would end the process, silently."""
     reads, writes = os.pipe()
     os.close(reads)
-    command = [sys.executable, "-c", _PRINTED]
-    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}
-    done = subprocess.run(
-        command,
-        cwd=tmp_path,
-        env=env,
-        stdout=writes,
-        stderr=subprocess.PIPE,
-        text=True,
-        check=False,
-    )
+    told = "elastix: nobody reads the output any more; the run goes on\n"
+    assert printed(tmp_path, writes) == (0, told)
     os.close(writes)
-    assert done.returncode == 0
-    assert (tmp_path / "done").exists()
-    assert done.stderr == "elastix: nobody reads the output any more; the run goes on\n"
+
+
+def test_a_run_goes_on_if_the_disk_of_its_output_is_full(tmp_path):
+    told = "the output cannot be written (No space left on device); the run goes on"
+    with Path("/dev/full").open("w") as full:
+        assert printed(tmp_path, full) == (0, f"elastix: {told}\n")
+
+
+def test_what_is_printed_once_there_is_room_is_there(tmp_path, monkeypatch, capsys):
+    class Disk(io.StringIO):
+        room = False
+
+        def flush(self):
+            if not self.room:
+                self.seek(0)
+                self.truncate()
+                raise OSError(errno.ENOSPC, "No space left on device")
+
+    disk = Disk()
+    monkeypatch.setattr(sys, "stdout", disk)
+    output = terminal_of(None, quiet=False)
+    output.print("one")
+    output.print("two")
+    disk.room = True
+    output.print("three")
+    assert disk.getvalue() == "three\n"
+    assert capsys.readouterr().err.count("cannot be written") == 1
