@@ -87,11 +87,13 @@ class Resumed(Event):
     Attributes:
         ref: of the State in the store; empty if it is not there.
         held: no worker was whole any more, and the processes that were left held all its parts.
+        sequence: number of its next event that several workers may send; 0 if that is not known.
     """
 
     step: int
     ref: str
     held: bool = False
+    sequence: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)

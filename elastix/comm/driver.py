@@ -636,6 +636,7 @@ _ANSWERS: dict[type, Callable[[GroupDriver, Any], Any]] = {
     want.CompareCalls: GroupDriver._compare_calls,
     want.ReducePayload: GroupDriver._reduce_payload,
     want.Conclude: GroupDriver._conclude,
+    want.StoreState: lambda self, _wanted: self._participant.store_state(),
     want.TellEntered: GroupDriver._entered,
     want.TellRecovered: GroupDriver._recovered,
     want.Doubt: GroupDriver._doubt,

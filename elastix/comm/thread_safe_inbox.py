@@ -61,6 +61,12 @@ class ThreadSafeInbox(Inbox):
             super().dismiss(reason)
             self._changed.notify_all()
 
+    def store_soon(self) -> None:
+        """See Inbox."""
+        with self._changed:
+            super().store_soon()
+            self._changed.notify_all()
+
     def notify(self) -> None:
         """Make waiting threads look again at what they wait for."""
         with self._changed:

@@ -309,7 +309,7 @@ def _heed(heard: Any, inbox: ThreadSafeInbox, member: Member) -> None:  # noqa: 
     elif isinstance(heard, Dismiss):
         inbox.dismiss(QuorumLost(heard.reason))
     elif isinstance(heard, StoreSoon):
-        member.store_soon()
+        inbox.store_soon()
     elif not isinstance(heard, Disband):
         member.saver.tell(heard)
 

@@ -2,16 +2,18 @@
 
 import os
 import signal
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
 from elastix.config import CheckpointConfig
-from elastix.events import Resumed, StateStored, StepCommitted, WorkerStarted
+from elastix.events import Resumed, StateStored, StepCommitted, WorkerLost, WorkerStarted
 from elastix.testing.local_worker import _PipeLink
 from elastix.train.control.messages import RecordEvents
 from tests.crew_runs import Meter, checked, kill, train
+from tests.trainables import await_worker
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -225,3 +227,52 @@ def test_it_happens_twice(tmp_path):
     kills += [kill(2, 1, "in backward", step=9), kill(3, 0, "in backward", step=9)]
     found = run(tmp_path, 2, {"shard": 2}, kills, min_workers=2, step_s=0.05)
     assert went_on_from(found) == [(2, True), (9, True)]
+
+
+def founder_waits(ctx):
+    """The worker that was put together takes no step before the next one is in the group."""
+    joined = Path(ctx.config["log"]) / "joined"
+
+    def look(phase, _):
+        if phase == "batch" and ctx.worker == 3:
+            joined.touch()
+        if phase == "batch" and ctx.worker == 2:
+            await_worker(joined)
+
+    ctx.on_phase(look)
+    train(ctx)
+
+
+def test_it_happens_again_before_a_further_step(tmp_path):
+    """The journal knows which events come next, though none has come since."""
+    kills = [kill(0, 1, "in backward", step=4), kill(1, 0, "in backward", step=4)]
+    kills += [kill(2, 1, "in forward", step=4), kill(3, 0, "in forward", step=4)]
+    found = run(tmp_path, 2, {"shard": 2}, kills, min_workers=2, function=founder_waits)
+    assert went_on_from(found) == [(4, True), (4, True)]
+    assert committed(found) == list(range(1, len(committed(found)) + 1))
+
+
+def test_parts_are_held_by_those_who_wait_for_others_at_a_boundary(tmp_path):
+    kills = [kill(0, 1, "in backward", step=4)]
+    kills += [kill(2, 1, "boundary", step=5), kill(1, 0, "pause", step=5)]
+    found = run(tmp_path, 3, {"shard": 2}, kills, min_workers=3)
+    assert went_on_from(found) == [(5, True)]
+    assert committed(found) == list(range(1, len(committed(found)) + 1))
+
+
+def dies_as_it_connects(ctx):
+    """A process of the first worker, as soon as it is to be connected with mates once more."""
+    if (ctx.worker, ctx.place) == (0, 0):
+        torch.distributed.init_process_group = lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL)
+    train(ctx)
+
+
+def test_who_was_about_to_be_connected_with_one_that_is_lost_is_with_the_next(tmp_path):
+    """Which has never been connected with anybody."""
+    within = [kill(0, 1, "in backward", step=3)]
+    options = {"function": dies_as_it_connects, "min_workers": 2}
+    found = run(tmp_path, 2, {"shard": 2}, within, **options)
+    lost = [event.worker for event in found.run.events if isinstance(event, WorkerLost)]
+    freed = [(worker, place) for worker, place, _ in found.run.freed]
+    assert (lost, freed) == ([0, 2], [(0, 0), (2, 1)])
+    assert 3 in found.run.outcomes

@@ -5,6 +5,7 @@ Real processes on gloo. Laws: those of crews (tests.crew_runs) throughout.
 
 import functools
 import signal
+from pathlib import Path
 
 import pytest
 
@@ -19,7 +20,8 @@ from elastix.events import (
     WorkerLost,
     WorkerStarted,
 )
-from tests.crew_runs import PlaceKill, checked, held_until, told_pids
+from tests.crew_runs import PlaceKill, checked, held_until, told_pids, train
+from tests.trainables import await_worker
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -159,4 +161,26 @@ def test_crews_that_are_all_to_go_store_their_state(tmp_path):
     assert len(of(WorkerLeft, run)) < 2
     (stored,) = [event for event in of(StateStored, run) if event.reason == "notice"]
     assert stored.step >= 6
+    assert not of(WorkerLost, run)
+
+
+def with_others_late(ctx):
+    """Whoever comes in another's place is ready when the State is about to be stored."""
+    stored = Path(ctx.config["log"]) / "stored"
+    ctx.on_phase(lambda phase, _: phase == "snapshot" and stored.touch())
+    if ctx.worker > 1:
+        await_worker(stored)
+    train(ctx)
+
+
+def test_a_crew_that_waits_for_others_and_is_to_go_as_well_stores_its_state(tmp_path):
+    notices = [
+        kill(0, 1, "in backward", signal=signal.SIGTERM),
+        kill(1, 0, "pause", step=0, signal=signal.SIGTERM),
+    ]
+    options = {"function": with_others_late, "within": notices, "replace": True, "epochs": 2}
+    run = checked(tmp_path, FOUNDERS, {"shard": PLACES}, min_workers=2, **options).run
+    first = of(WorkerLeft, run)[0]
+    (stored,) = [event for event in of(StateStored, run) if event.reason == "notice"]
+    assert (first.worker, stored.step) == (0, first.step)
     assert not of(WorkerLost, run)

@@ -93,6 +93,29 @@ def test_workers_that_are_all_to_go_store_their_state_and_train_on(tmp_path):
     assert committed(result.events)[-1].step == 20
 
 
+def with_others_late(ctx):
+    """Whoever comes in another's place is ready when the State is about to be stored."""
+    stored = Path(ctx.config["log"]) / "stored"
+    ctx.on_phase(lambda phase, _: phase == "snapshot" and stored.touch())
+    if ctx.worker > 1:
+        await_worker(stored)
+    train(ctx)
+
+
+def test_who_waits_for_others_and_is_to_go_as_well_stores_the_state(tmp_path):
+    """Nobody takes a step before others come, and they may come too late."""
+    notices = [
+        Kill(worker=0, phase="bucket", step=4, signal=SIGTERM),
+        Kill(worker=1, phase="pause", signal=SIGTERM),
+    ]
+    late = with_kills(with_others_late, notices)
+    result = run(tmp_path, late, workers=2, min_workers=2, replace=True)
+    first = of(WorkerLeft, result)[0]
+    (stored,) = [event for event in of(StateStored, result) if event.reason == "notice"]
+    assert (first.worker, stored.step) == (0, first.step)
+    assert committed(result.events)[-1].step == 20
+
+
 def test_a_notice_is_made_good_by_a_spare(tmp_path):
     meeting = {"meeting": str(tmp_path), "hold_step": 3, "hold_for": 3}
     notice = Kill(worker=0, phase="bucket", step=6, signal=SIGTERM)

@@ -90,6 +90,7 @@ def test_a_record_names_its_class():
         "step": 3,
         "ref": "ab",
         "held": False,
+        "sequence": 0,
     }
 
 

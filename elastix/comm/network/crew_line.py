@@ -26,6 +26,7 @@ from elastix.comm.protocol.crew import (
     Meeting,
     Prepared,
     Release,
+    StoreHere,
     TakeOver,
     There,
     Word,
@@ -44,7 +45,7 @@ _SEND_S = 10
 _WORDS: dict[str, type] = {
     kind.__name__: kind
     for kind in (
-        *(Meeting, Going, Contribute, TakeOver, Gone, Go, Release),
+        *(Meeting, Going, Contribute, TakeOver, Gone, Go, Release, StoreHere),
         *(Prepared, Held, There, Standing),
     )
 }

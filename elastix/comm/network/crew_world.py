@@ -213,6 +213,9 @@ class Inside:
         if dist.is_initialized():
             with contextlib.suppress(RuntimeError):
                 dist.destroy_process_group()
+        # Torch numbers worlds, and has counted one that did not come about. Fresh mates would wait
+        # for this place under another name.
+        dist.distributed_c10d._world.group_count = 0
         self._meeting.close()
         _forget_meshes()
         gc.collect()

@@ -131,6 +131,11 @@ class Release:
     generation: int
 
 
+@dataclass(frozen=True)
+class StoreHere:
+    """The worker stands still at this boundary, and the State is stored meanwhile."""
+
+
 # ------------------------------------------------------------------ what a follower says
 
 
@@ -155,7 +160,7 @@ class There:
     generation: int
 
 
-Order = Meeting | Going | Contribute | TakeOver | Gone | Go | Release
+Order = Meeting | Going | Contribute | TakeOver | Gone | Go | Release | StoreHere
 Answer = Prepared | Held | There | Standing
 Word = Order | Answer
 

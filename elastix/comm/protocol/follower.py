@@ -24,6 +24,7 @@ from elastix.comm.protocol.crew import (
     Order,
     Prepared,
     Release,
+    StoreHere,
     TakeOver,
     There,
 )
@@ -46,6 +47,7 @@ from elastix.comm.protocol.wants import (
     ReduceBuckets,
     Say,
     Seat,
+    StoreState,
     Superseded,
 )
 from elastix.errors import TrainError
@@ -175,6 +177,8 @@ class Follower(InGroup):
                     return
                 case Release(generation):
                     raise Released(generation)
+                case StoreHere():
+                    yield StoreState()
                 case _:
                     yield from self._obey(order)
 

@@ -25,7 +25,17 @@ from typing import TYPE_CHECKING, cast
 
 from elastix.comm.protocol import calls
 from elastix.comm.protocol.catch_up_messages import Entering, Watched
-from elastix.comm.protocol.crew import Contribute, Crew, Go, Going, Gone, Meeting, Release, TakeOver
+from elastix.comm.protocol.crew import (
+    Contribute,
+    Crew,
+    Go,
+    Going,
+    Gone,
+    Meeting,
+    Release,
+    StoreHere,
+    TakeOver,
+)
 from elastix.comm.protocol.in_group import InGroup
 from elastix.comm.protocol.inbox import Inbox
 from elastix.comm.protocol.joiner import Joiner
@@ -50,6 +60,7 @@ from elastix.comm.protocol.wants import (
     Payload,
     ReduceBuckets,
     ReducePayload,
+    StoreState,
     Succeed,
     Superseded,
     TellEntered,
@@ -278,17 +289,25 @@ class GroupProtocol(InGroup):
         return len(self.group.members) < self._min_members
 
     def _pause(self) -> Course[None]:
-        """Too few to go on: all come to this boundary, so a proposal needs no agreement."""
+        """Too few to go on: all come to this boundary, so a proposal needs no agreement.
+
+        Nor does it to store the State here, if all of them are to go before others come.
+        """
         inbox = self._inbox
         yield Await(
-            lambda: inbox.dismissed is not None or self._addressed_by_membership(),
+            lambda: inbox.stores or inbox.dismissed is not None or self._addressed_by_membership(),
             phase="pause",
             detail=self.generation,
         )
         if inbox.dismissed is not None:
             raise inbox.dismissed
-        if not self.superseded:
-            self._agreed = inbox.proposed.generation
+        if self.superseded:
+            return
+        if inbox.stores:
+            yield from self._crew.say(StoreHere())
+            yield StoreState()
+            return
+        self._agreed = inbox.proposed.generation
 
     # ------------------------------------------------------------------ a joiner outside the group
 

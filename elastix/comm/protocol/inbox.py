@@ -1,4 +1,7 @@
-"""What the controller has told a member: memberships, donors, and that nobody will come. Pure."""
+"""What the controller has told a member: memberships, donors, and that nobody will come. Pure.
+
+And that all members are to go, so that somebody has to store the State.
+"""
 
 from __future__ import annotations
 
@@ -21,6 +24,8 @@ class Inbox:
         invitation: peers that a joiner may catch up from, in order; empty if it was not invited.
         shadow: it was invited to follow for good, and comes in when all others are lost.
         dismissed: why whoever waits for others need wait no longer; None while they should.
+        stores: the State is wanted at the next boundary, or at that at which the group stands
+            still; until it is on its way.
     """
 
     def __init__(self) -> None:
@@ -30,6 +35,7 @@ class Inbox:
         self.invitation: tuple[Address, ...] = ()
         self.shadow = False
         self.dismissed: Exception | None = None
+        self.stores = False
 
     def fresh(self, membership: Membership) -> bool:
         """Whether it is newer than all that was heard of."""
@@ -59,3 +65,7 @@ class Inbox:
     def dismiss(self, reason: Exception) -> None:
         """Nobody else will come."""
         self.dismissed = reason
+
+    def store_soon(self) -> None:
+        """All members are to go, and nobody may be left."""
+        self.stores = True

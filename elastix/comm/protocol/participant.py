@@ -80,6 +80,10 @@ class Participant(Protocol):
         """Of the State as it is, equal for equal replicas."""
         ...
 
+    def store_state(self) -> None:
+        """Have the State stored, at a boundary where the group stands still."""
+        ...
+
     def phase(self, name: str, detail: int) -> None:
         """Where this worker is: for heartbeats, traces, and tests that kill it there."""
         ...

@@ -212,6 +212,10 @@ class Conclude(NamedTuple):
     plan: tuple[int, ...]
 
 
+class StoreState(NamedTuple):
+    """At a boundary where the group stands still: have the State stored as it is. Sends None."""
+
+
 class Say(NamedTuple):
     """Tell the followers of this worker; or, from one of them, its speaker. Sends None."""
 
@@ -339,6 +343,7 @@ Want = (
     | CompareCalls
     | ReducePayload
     | Conclude
+    | StoreState
     | Say
     | TellEntered
     | TellRecovered

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
+from elastix.comm.protocol.inbox import Inbox
 from elastix.config import CheckpointConfig
 from elastix.events import comparable
 
@@ -15,20 +16,27 @@ from elastix.events import comparable
 class Schedule:
     """One worker's.
 
+    Args:
+        config: what the user wants.
+        inbox: of the worker, which is told if all are to go: then a State is wanted soon.
+        clock: seconds.
+
     Attributes:
         stored_step: of the State that was last taken for storing, or the run began with.
         compare: somebody has joined since replicas were compared.
         shadowed: a shadow follows, and stores what is due at this boundary.
-        soon: a State is wanted at the next boundary, as all workers are to go. Any thread sets it.
     """
 
     def __init__(
-        self, config: CheckpointConfig, clock: Callable[[], float] = time.monotonic
+        self,
+        config: CheckpointConfig,
+        inbox: Inbox | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.stored_step = 0
         self.compare = False
         self.shadowed = False
-        self.soon = False
+        self._inbox = inbox or Inbox()
         self._scored_step = 0
         self._config = config
         self._clock = clock
@@ -38,9 +46,11 @@ class Schedule:
         self._peers: frozenset[int] = frozenset()  # the group at the last boundary
         self._score: tuple[int, float] | None = None  # step, and higher is better
 
-    def stored(self, step: int) -> None:
-        """A State of this step is on its way."""
-        self.stored_step, self.soon = step, False
+    def stored(self, step: int, reason: str = "") -> None:
+        """A State of this step is on its way; one that is taken for its score may not be kept."""
+        self.stored_step = step
+        if reason != "best":
+            self._inbox.stores = False
         if self.score(step) is not None:
             self._scored_step = step
         self._stored_s = self._clock()
@@ -49,7 +59,9 @@ class Schedule:
     def time_is_up(self) -> bool:
         """What rank 0 says in the commit round."""
         every_s = self._config.every_s
-        return self.soon or (every_s is not None and self._clock() - self._stored_s >= every_s)
+        return self._inbox.stores or (
+            every_s is not None and self._clock() - self._stored_s >= every_s
+        )
 
     def agreed(self, store: bool, compare: bool, shadowed: bool) -> None:
         """What the commit round gave: whether to do so at the next boundary."""
@@ -94,5 +106,5 @@ class Schedule:
         if fresh and every is not None and step // every > self.stored_step // every:
             return "every_steps"
         if fresh and self._agreed:
-            return "notice" if self.soon else "every_s"
+            return "notice" if self._inbox.stores else "every_s"
         return "best" if self.score(step) is not None and step != self._scored_step else ""

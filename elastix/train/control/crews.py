@@ -282,7 +282,8 @@ class Crews:
         for number in self.free:
             kept = self._processes[number].kept
             if kept is not None and kept.step > after:
-                key = kept.step, kept.following, kept.places, self._processes[number].site
+                site = self._processes[number].site
+                key = kept.step, kept.following, kept.places, kept.asked, site
                 parts.setdefault(key, []).append(number)
         stands, found = after, None
         for key in sorted(parts, reverse=True):

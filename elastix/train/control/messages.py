@@ -296,6 +296,8 @@ class HeldPart:
         step: the last one in it.
         following: number of the next event that several workers may send.
         places: by loader, the epoch and the position in its stream.
+        asked: the loader that was asked for a batch at that boundary; -1 for none. One step may end
+            at several: where one loader has no batch left, and where the next one is asked.
         generation: whose members have contributed to that step; None if the process was given the
             State after it. A step may be taken twice, if those who took it first are lost.
         untold: such events before `following` that the journal may not have, with their numbers.
@@ -304,6 +306,7 @@ class HeldPart:
     step: int
     following: int
     places: tuple[tuple[int, int], ...] = ()
+    asked: int = -1
     generation: int | None = None
     untold: tuple[tuple[int, Event], ...] = ()
 

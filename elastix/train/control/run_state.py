@@ -62,7 +62,7 @@ class RunState:
                 self.gone.clear()
             case Resumed():
                 self._give_up_from(event.step + 1)
-                self.step, self.sequence = event.step, -1
+                self.step, self.sequence = event.step, event.sequence - 1
             case ResumedFromShadow():
                 if event.steps_lost:  # what it will send again is known, or void
                     self.sequence = event.sequence - 1

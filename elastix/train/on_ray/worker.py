@@ -309,8 +309,7 @@ class Worker:
                 if life.member is not None:
                     life.member.processes.break_up()
             case StoreSoon():
-                if life.member is not None:
-                    life.member.store_soon()
+                life.inbox.store_soon()
             case _ if life.member is not None:
                 life.member.saver.tell(message)
 

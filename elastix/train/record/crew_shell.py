@@ -34,7 +34,7 @@ class CrewShell(Shell):
         if found is None:
             return stored
         self._do(self._conductor.told_late(found.untold))
-        return Resumed(step=found.step, ref="", held=True)
+        return Resumed(step=found.step, ref="", held=True, sequence=found.following)
 
     @property
     def _free(self) -> int:

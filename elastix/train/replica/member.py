@@ -112,7 +112,7 @@ class Member:
         self._tracked = TrackedObjects()
         self._inheritance = Inheritance(settings.model_source)
         self._catch_up: CatchUpSender | None = None
-        self._schedule = Schedule(settings.checkpoint)
+        self._schedule = Schedule(settings.checkpoint, inbox)
         self.saver = Saver(link.send, link.open_store)
         self._copies = StateCopies(self._tracked, self.saver)
         self._replicated = ReplicatedEvents(
@@ -414,11 +414,11 @@ class Member:
         """Store the State beyond any schedule, and block until it is."""
         self._state.await_stored(self._state.save(reason))
 
-    def store_soon(self) -> None:
-        """Store the State at the next boundary, with the others. Any thread may call this."""
-        self._schedule.soon = True
-
     # ------------------------------------------------------------------ Participant of GroupDriver
+
+    def store_state(self) -> None:
+        """All workers are to go, and wait for others meanwhile: with them, store the State."""
+        self._state.store_here()
 
     def phase(self, name: str, detail: int) -> None:
         """Where the training thread is."""
@@ -461,11 +461,11 @@ class Member:
         self._steps.put_back()
         if self._steps.level_due:
             self._state.level()
+        if self._mates is not None:
+            self._kept = self._state.hold(loader)  # here others may be waited for, and be lost
         self._driver.boundary()
         self._look_if_overtaken()
         self._steps.set_out()
-        if self._mates is not None:
-            self._kept = self._state.hold()
         compare = self._schedule.compares_now()
         if not (self._driver.watching or self.settings.alone):
             self._schedule.grouped(self.step, self._driver.present)

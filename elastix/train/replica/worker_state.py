@@ -133,12 +133,23 @@ class WorkerState:
         """The same for newcomers, who go on from just here."""
         return self._tracked.for_joiners(self.capture())
 
-    def hold(self) -> Callable[[], KeptState | None]:
-        """What gives the State as it is now for as long as nothing of it is changed in place."""
+    def hold(self, asked: int | None) -> Callable[[], KeptState | None]:
+        """What gives the State as it is now for as long as nothing of it is changed in place.
+
+        Args:
+            asked: the loader that is asked for a batch; None for none.
+        """
+        self._driver.check_within(wait=True)
         replicated = self._parts.replicated
         held, following = self._tracked.hold(self._counts), replicated.sequence
         places = tuple((one.epoch, one.cursor.position) for one in self._tracked.loaders)
-        told = HeldPart(self._steps.step, following, places, self._steps.generation)
+        told = HeldPart(
+            self._steps.step,
+            following,
+            places,
+            asked=-1 if asked is None else asked,
+            generation=self._steps.generation,
+        )
 
         def kept() -> KeptState | None:
             state = held()
@@ -306,6 +317,13 @@ class WorkerState:
         elif compare:
             self._snapshot("join", CheckpointId(step, -1), stored=False)
 
+    def store_here(self) -> None:
+        """Store the State at this boundary, if it was not stored here before."""
+        step = self._steps.step
+        if step != self._schedule.stored_step:
+            self.save("notice")
+        self._schedule.stored(step)
+
     def boundary_outside(self) -> None:
         """Those in the group store the State, if it is time to, or leave that to a shadow.
 
@@ -348,7 +366,7 @@ class WorkerState:
         score = self._schedule.score(step)
         mark = CheckpointId(step, 2 if reason == "final" else int(score is not None))
         self._snapshot(reason, mark, score)
-        self._schedule.stored(step)
+        self._schedule.stored(step, reason)
         return mark
 
     def _snapshot(

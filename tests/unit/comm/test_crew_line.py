@@ -25,6 +25,7 @@ from elastix.comm.protocol.crew import (
     Meeting,
     Prepared,
     Release,
+    StoreHere,
     TakeOver,
     There,
 )
@@ -44,6 +45,7 @@ WAIT_S = 10.0
         Going(3, 17, 2, void=True, next_void=False),
         Go(17, 3, tuple(range(4000))),
         Release(4),
+        StoreHere(),
         Prepared(),
         Contribute(17, 3, 2),
         TakeOver(17, 3),

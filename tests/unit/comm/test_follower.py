@@ -19,6 +19,7 @@ from elastix.comm.protocol.crew import (
     Meeting,
     Prepared,
     Release,
+    StoreHere,
     TakeOver,
     There,
 )
@@ -41,6 +42,7 @@ from elastix.comm.protocol.wants import (
     ReduceBuckets,
     Say,
     Seat,
+    StoreState,
     Superseded,
     TakeState,
 )
@@ -325,6 +327,13 @@ def test_it_is_released_when_its_worker_leaves(driven):
     driven.starts(driven.follower.boundary())
     with pytest.raises(Released):
         driven.hears(Release(3))
+
+
+def test_it_stores_the_state_where_its_worker_stands_still(driven):
+    driven.starts(driven.follower.boundary())
+    assert driven.hears(StoreHere()) == ("waits", "")
+    assert driven.asked() == [StoreState]
+    assert driven.hears(Go(4, 2, MEMBERS)) == ("over", None)
 
 
 def test_other_words_at_a_boundary_are_obeyed(driven):

@@ -6,6 +6,7 @@ import pytest
 
 from elastix.comm.protocol import joiner as joining
 from elastix.comm.protocol.catch_up_messages import Digest, DigestMark, Entering, Given, Watched
+from elastix.comm.protocol.crew import Crew, StoreHere
 from elastix.comm.protocol.group_protocol import GroupProtocol
 from elastix.comm.protocol.inbox import Inbox
 from elastix.comm.protocol.membership import Membership
@@ -34,6 +35,8 @@ from elastix.comm.protocol.wants import (
     Payload,
     ReduceBuckets,
     ReducePayload,
+    Say,
+    StoreState,
     Subscribe,
     Succeed,
     Superseded,
@@ -487,6 +490,28 @@ def test_a_pause_ends_with_a_proposal_with_urgent_news_or_when_nobody_will_come(
     assert play.wanted.until()
     with pytest.raises(TrainError, match="nobody"):
         play(Await)
+
+
+def test_who_waits_for_others_stores_the_state_if_all_are_to_go():
+    protocol, inbox = member(0, (0,), min_members=2, crew=Crew(2))
+    play = Played(protocol.boundary())
+    inbox.store_soon()
+    assert play.wanted.until()
+    play(Await)
+    assert play(Say).word == StoreHere()
+    inbox.stores = False  # as it is on its way
+    play(StoreState)
+    assert play.wanted.phase == "pause"
+    assert not play.wanted.until()
+
+
+def test_news_of_the_group_comes_before_a_state_that_is_to_be_stored():
+    protocol, inbox = member(0, (0,), min_members=2)
+    play = Played(protocol.boundary())
+    inbox.store_soon()
+    inbox.publish(Membership(2, (0,)))
+    play(Await)
+    assert isinstance(play.wanted, Abandon)
 
 
 def test_nobody_waits_before_an_operation_that_another_is_in():

@@ -364,6 +364,11 @@ def test_processes_that_have_all_parts_of_one_state_are_the_next_worker():
             id="one is in the next epoch",
         ),
         pytest.param(
+            [(0, has(7, 3, asked=0)), (1, has(7, 3, asked=1))],
+            (7, 2, 0),
+            id="one is where the next loader is asked",
+        ),
+        pytest.param(
             [(0, has(7, 3, 1)), (1, has(7, 3, 2))], (7, 2, 0), id="one has taken it once more"
         ),
         pytest.param(

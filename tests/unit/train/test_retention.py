@@ -2,6 +2,7 @@
 
 import pytest
 
+from elastix.comm.protocol.inbox import Inbox
 from elastix.config import CheckpointConfig, RestoreConfig
 from elastix.errors import ConfigError
 from elastix.state import Ref
@@ -77,7 +78,7 @@ def test_a_multiple_that_falls_between_two_boundaries_is_due_at_the_second(bound
 
 def test_time_counts_when_the_group_agrees_on_it():
     clock = Clock()
-    schedule = Schedule(CheckpointConfig(every_s=60.0), clock)
+    schedule = Schedule(CheckpointConfig(every_s=60.0), clock=clock)
     clock.now = 59.0
     assert not schedule.time_is_up()
     clock.now = 60.0
@@ -206,3 +207,17 @@ def test_the_best_is_due_at_the_first_step_too():
     schedule = Schedule(CheckpointConfig(best="accuracy"))
     schedule.reported(1, {"accuracy": 0.5})
     assert schedule.due(1) == "best"
+
+
+def test_a_state_that_is_taken_for_its_score_is_not_the_one_that_all_wait_for_who_are_to_go():
+    """It may turn out not to be among the best, and is not kept then."""
+    inbox = Inbox()
+    schedule = Schedule(CheckpointConfig(best="accuracy"), inbox)
+    schedule.reported(1, {"accuracy": 0.5})
+    inbox.store_soon()
+    schedule.stored(1, reason="best")
+    assert schedule.time_is_up()
+    schedule.agreed(store=True, compare=False, shadowed=False)
+    assert schedule.due(2) == "notice"
+    schedule.stored(2, reason="notice")
+    assert not schedule.time_is_up()
