@@ -232,6 +232,9 @@ class Conductor:
         if not holders:
             self._write(stored)
         self._push(self._roster.take_over(newest, holders, waiting))
+        for worker in (one.worker for one in found if one.noticed):
+            if worker in self._roster.members:
+                self._ask_to_leave(worker, self._workers[worker], "notice")
         return self._done()
 
     def room(

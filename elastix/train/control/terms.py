@@ -53,6 +53,7 @@ class Found:
         holder: it has the State.
         shadow: it has a State from outside the group.
         lifeline: see Started.
+        noticed: it had notice to leave, of which the conductor that is gone may have heard alone.
     """
 
     worker: int
@@ -65,3 +66,4 @@ class Found:
     holder: bool
     shadow: bool = False
     lifeline: str = ""
+    noticed: bool = False

@@ -301,6 +301,7 @@ class Controller(Shell):
                 holder=one.holder,
                 shadow=one.shadow,
                 lifeline=one.lifeline,
+                noticed=one.noticed,
             )
             for one in present
         ]

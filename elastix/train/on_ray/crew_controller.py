@@ -204,6 +204,7 @@ class CrewController(CrewShell, Controller):
                 address=None,
                 ready=places[0].ready,
                 holder=all(one.holder for one in places),
+                noticed=any(one.noticed for one in places),
             )
             for worker, places in whole.items()
         ]

@@ -45,6 +45,7 @@ class Presence:
         holder: it has the State.
         shadow: it has a State from outside the group.
         lifeline: see the module of that name.
+        noticed: it had notice to leave.
     """
 
     process: int
@@ -61,6 +62,7 @@ class Presence:
     holder: bool
     shadow: bool
     lifeline: str
+    noticed: bool
 
 
 def run_id(store: str, name: str) -> str:

@@ -257,7 +257,7 @@ class Worker:
         self._lives: dict[int, _Life] = {}  # by worker
         self._now = -1 if job.crew else process  # the worker that it is of, or was last
         self._place = 0
-        self._warm = False
+        self._warm = self._noticed = False
         self._kept: KeptState | None = None
         on_notice(self._leave)  # here, since `run` is not in the main thread
 
@@ -269,6 +269,7 @@ class Worker:
             return self._lives.setdefault(worker, _Life())
 
     def _leave(self) -> None:
+        self._noticed = True
         worker = self._now
         if worker < 0:
             return  # of no worker yet
@@ -338,6 +339,7 @@ class Worker:
             holder=member is not None and member.holder,
             shadow=member is not None and member.shadow,
             lifeline=self.lifeline,
+            noticed=self._noticed,
         )
 
     @ray.method(concurrency_group="outcome")

@@ -99,6 +99,7 @@ class World:
         self.places = self.free = most + spares + shadows
         self.shadows = set()  # whoever was told to be one
         self.level = set()  # of them, those that have the State
+        self.noticed = set()
         self.took_seats = []  # shadows that came in without anything copied
         self.heirs = set()  # of them, those that went on when all others were lost
         self.dies_when_called = False
@@ -167,6 +168,7 @@ class World:
     def notice(self, worker):
         """A worker is told to go."""
         if worker in self.alive:
+            self.noticed.add(worker)
             self._say(worker, Leave("notice"))
 
     def events(self, kind):
@@ -190,6 +192,7 @@ class World:
                 ready=worker.ready,
                 holder=worker.holder,
                 shadow=worker.id in self.level - self.heirs,
+                noticed=worker.id in self.noticed,
             )
             for worker in self.alive.values()
         ]

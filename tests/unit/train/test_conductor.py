@@ -611,6 +611,20 @@ def test_another_conductor_goes_on_without_losing_anybody():
     assert world.started == {0, 1, 2}
 
 
+def test_another_conductor_lets_those_go_who_had_notice():
+    """The one before may have heard of it, and nobody says it again."""
+    world = World(3)
+
+    def dies(w):
+        w.notice(0)
+        w.take_over()
+
+    world.at(20.5, dies)
+    assert world.run().outcome == "finished"
+    assert [(e.worker, e.cause) for e in world.events(WorkerLeft)] == [(0, "notice")]
+    assert not lost(world)
+
+
 def test_another_conductor_finds_one_dead_and_ends_joiners():
     world = World(3)
     world.at(20, lambda w: w.kill(1))
