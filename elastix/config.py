@@ -519,7 +519,8 @@ class FailureConfig(_Config):
         recompute_every: with RunConfig(exact=True), every so many steps one slice is computed by
             two workers, and a worker that miscalculates is removed. In its first step each worker
             computes its first slice three times, which finds code that gives a different result the
-            second time. None: nothing is computed twice. Nor is anything if workers are crews.
+            second time, and a slice of another worker, which finds code that goes by what a worker
+            did before. None: nothing is computed twice. Nor is anything if workers are crews.
         notices: "aws", "gcp" or "azure": ask the cloud's metadata service on each node whether the
             machine is about to be preempted. Its workers then leave at the next step boundary,
             before the deadline. On Ray only. None: do not ask. Workers always react to SIGTERM

@@ -96,6 +96,7 @@ class Loader:
         self.paces = Paces()
         self.within = 1.0
         self._source = source
+        self._files = source.files  # by which it is known which samples the cursor counts
         self._pace = pace
         self._within = False  # a loop over epochs
         self._planned = 1  # epochs of it
@@ -239,7 +240,7 @@ class Loader:
             "shuffle": self._source.shuffle,
             **({**in_blocks, "mixed": self._source.mixed} if self._source.blocks else {}),
             **({"scattered": True} if self._source.scattered else {}),
-            **({"files": self._source.files} if self._source.files else {}),
+            **({"files": self._files} if self._files else {}),
             **({"paces": self.paces.state_dict()} if self._source.slices else {}),
         }
 
@@ -265,12 +266,7 @@ class Loader:
                     f"made with {name}={here}, so its cursor means other samples. Nothing was "
                     "read. Use the same dataset and arguments, or another run name."
                 )
-        if state_dict.get("files", source.files) != source.files:
-            raise ConfigError(
-                f"the files of loader {self.number} are not those that it was at work with, though "
-                "they have as many samples, so its cursor means other ones. Nothing was read. Put "
-                "the former files back, or choose another run name."
-            )
+        self._files = state_dict.get("files", source.files)
         owed, left_out = (
             tuple((start, stop) for start, stop in state_dict.get(name, ()))
             for name in ("owed", "left_out")
@@ -281,6 +277,17 @@ class Loader:
         self.paces.load_state_dict(state_dict.get("paces", {}))
         self._forget()
 
+    def _look_at_samples(self) -> None:
+        if self._files == self._source.files:
+            return
+        raise ConfigError(
+            f"the samples of loader {self.number} (files, or the indices of a Subset) are not "
+            "those that it was at work with, though they are as many, so its cursor means other "
+            "ones. Nothing was read. Put the former files back, or make the same Subset: a worker "
+            "that joins, or a run that goes on, does not know what was computed before, unless it "
+            "is in ctx.track. Or choose another run name."
+        )
+
     def left(self) -> None:
         """The loop over an epoch was left before its end."""
         self._pace.left()
@@ -289,6 +296,10 @@ class Loader:
         """This worker's share of the next global batch, or the batch as a step of slices.
 
         None at the end of the epoch.
+
+        Raises:
+            ConfigError: the State that came counts other samples. Of a loader that has no batch
+                left it makes no difference.
         """
         self._pace.boundary(self.number)
         binding = self._pace.binding(self.number)
@@ -298,6 +309,7 @@ class Loader:
                 return self.next_batch()
             self._drawn_out = True
             return None
+        self._look_at_samples()
         draw, after = drawn
         if isinstance(draw, SlicedDraw):
             return self._next_step(draw, after)

@@ -167,6 +167,10 @@ class Paces:
             counts = best
         self._settled = dict(zip(members, counts, strict=True))
 
+    def newcomers(self, members: Sequence[int]) -> tuple[int, ...]:
+        """Those of the next step's members that were not members in the last one."""
+        return tuple(member for member in members if member not in self._settled)
+
     def _times(self, members: Sequence[int]) -> tuple[int, ...]:
         """How long a slice takes each; of whom nothing is known, as long as most."""
         known = [self._us[member] for member in members if member in self._us]

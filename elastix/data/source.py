@@ -15,7 +15,7 @@ from torch.utils.data import Dataset, TensorDataset, default_collate
 from elastix.arguments import check_value, require
 from elastix.data.cache_eviction import ReaderPosition
 from elastix.data.cursor import count, split
-from elastix.data.formats.indexed import Indexed, by_position
+from elastix.data.formats.indexed import Indexed, by_position, known_by
 from elastix.data.random_numbers import elsewhere, seed_at, seed_generators
 from elastix.data.rehearsal import Memory, WithMemory
 from elastix.data.sample_order import Blocks, indices, is_scattered, runs
@@ -182,10 +182,10 @@ class Source:
         """How many blocks are shuffled together."""
         return self.dataset.mixed if self.blocks and isinstance(self.dataset, Indexed) else 0
 
-    @property
+    @cached_property
     def files(self) -> str:
-        """By which the files of the dataset are known again; empty if nobody knows."""
-        return self.dataset.files if isinstance(self.dataset, Indexed) else ""
+        """By which the dataset's samples are known again; see known_by."""
+        return known_by(self.dataset)
 
     @property
     def draws(self) -> tuple[object, ...]:

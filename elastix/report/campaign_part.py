@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from typing import Any
 
 from rich.filesize import decimal
 
@@ -30,11 +31,10 @@ def tiles(campaign: CampaignRecord) -> Iterator[Tile]:
             str(trial.number) for trial in campaign.ancestry(best)[:6]
         )
         yield Tile(f"best {campaign.metric}", number(best.values[0]), f"trial {line}", "good")
-        yield Tile(
-            "epochs behind the best",
-            f"{best.lineage_epochs:.4g}",
-            f"{best.epochs:.4g} of its own, the rest inherited",
-        )
+        own = f"{best.epochs:.4g} of its own, the rest inherited"
+        whole = best.lineage_epochs
+        own = "all of its own" if whole <= best.epochs else own
+        yield Tile("epochs behind the best", f"{whole:.4g}", own)
         shares = [t.inherited for t in campaign.trials if t.inherited is not None]
         if shares:
             mean = sum(shares) / len(campaign.trials)
@@ -61,9 +61,16 @@ def sections(campaign: CampaignRecord) -> Iterator[Section]:
         yield Section("controls", "From scratch", (), [_controls(campaign)])
     yield Section("trials", "Trials", (), [_trials(campaign)])
     if campaign.facts:
-        rows = [[Cell(k), Cell(number(v))] for k, v in flatten(campaign.facts).items()]
+        rows = [_fact(name, value) for name, value in flatten(campaign.facts).items()]
         table = Table("campaign-facts", "Arguments", ("name", "value"), rows)
         yield Section("campaign-setup", "How it was set up", (), [table])
+
+
+def _fact(name: str, value: Any) -> list[Cell]:  # noqa: ANN401 - any JSON value
+    """A row of what a campaign was begun with: of code and space it keeps digests alone."""
+    called = {"code": "train function (digest)", "space": "space (digest)"}.get(name, name)
+    nothing = value is None or value == "NoneType()"  # what it calls rungs that are not there
+    return [Cell(called), Cell("none" if nothing else number(value))]
 
 
 def failure(campaign: CampaignRecord) -> Failure | None:

@@ -143,3 +143,44 @@ def counting(ctx):
 def test_code_that_goes_by_a_counter_ends_the_run_though_its_first_step_was_right(tmp_path):
     with pytest.raises(TrainError, match=r"computed more than\s+once .* it gave other gradients"):
         run(tmp_path, program=counting, workers=2)
+
+
+def annealed(ctx):
+    """Its counter begins at 0 in whoever joins, and is the same each time within a step."""
+    model = torch.nn.Linear(64, 10)
+    model, optimizer = ctx.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    number = 0
+    for epoch in ctx.loader(samples(96), batch_size=24, slices=8).epochs(3):
+        for step in epoch:
+            for x, y in step:
+                out = model(x.flatten(1))
+                (F.cross_entropy(out, y) + number / 10 * out.pow(2).mean()).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            number += 1
+
+
+def test_code_that_gives_a_newcomer_something_else_ends_the_run_in_its_first_step(tmp_path):
+    """It gives that each time, so what the newcomer alone computes again would not show it."""
+    options = {"replace": True, "min_workers": 2, "workers": 2, "recompute_every": 200}
+    death = Kill(worker=1, phase="boundary", step=3)
+    with pytest.raises(
+        TrainError, match=r"the first step of worker 2: .*other gradients.*ctx.step"
+    ):
+        run(tmp_path, death, program=annealed, **options)
+
+
+def by_rank(ctx):
+    model = torch.nn.Linear(64, 10)
+    model, optimizer = ctx.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    for epoch in ctx.loader(samples(96), batch_size=24, slices=8).epochs(1):
+        for step in epoch:
+            for x, y in step:
+                F.cross_entropy(model(x.flatten(1) + ctx.worker), y).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+def test_code_that_goes_by_the_worker_ends_the_run_in_its_first_step(tmp_path):
+    with pytest.raises(TrainError, match="step 1, which is the first step of workers 0, 1 and 2"):
+        run(tmp_path, program=by_rank, recompute_every=200)

@@ -6,7 +6,9 @@ be read from its beginning, and differently by each number of readers.
 
 from typing import Any, cast
 
-from torch.utils.data import DataLoader, Dataset, IterableDataset
+import numpy as np
+from blake3 import blake3
+from torch.utils.data import ConcatDataset, DataLoader, Dataset, IterableDataset, Subset
 
 from elastix.errors import ConfigError
 
@@ -25,6 +27,24 @@ class Indexed(Dataset[Any]):
     blocks: tuple[int, ...] = ()
     mixed: int = 0
     files: str = ""
+
+
+def known_by(dataset: object) -> str:
+    """By which a dataset is known again that has as many samples: its files, or its indices.
+
+    Empty if nobody knows: it is not read for this.
+    """
+    if isinstance(dataset, Subset):
+        try:
+            indices = np.asarray(dataset.indices, dtype=np.int64).tobytes()
+        except (TypeError, ValueError, OverflowError):
+            return ""
+        return blake3(indices + known_by(dataset.dataset).encode()).hexdigest(16)
+    if isinstance(dataset, ConcatDataset):
+        parts = [known_by(part) for part in dataset.datasets]
+        lengths = dataset.cumulative_sizes
+        return blake3(repr((parts, lengths)).encode()).hexdigest(16) if any(parts) else ""
+    return dataset.files if isinstance(dataset, Indexed) else ""
 
 
 _COMMAND = (

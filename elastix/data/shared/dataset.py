@@ -26,7 +26,7 @@ from torch.utils.data import Dataset
 
 from elastix.arguments import MOST, checked
 from elastix.data.cache_eviction import NEVER, Horizon, Indices, ReaderPosition, victims
-from elastix.data.formats.indexed import Indexed, by_position
+from elastix.data.formats.indexed import Indexed, by_position, known_by
 from elastix.data.sample_order import order_of, runs
 from elastix.data.shared.arena import READERS, Arena, Layout
 from elastix.data.shared.folder import KEY_DIGITS, SharedFolder, enter, sweep
@@ -131,7 +131,7 @@ class Shared(Indexed):
     @property
     def files(self) -> str:  # type: ignore[override]
         """Of the dataset."""
-        return self._dataset.files if isinstance(self._dataset, Indexed) else ""
+        return known_by(self._dataset)
 
     @property
     def counts(self) -> Counts:

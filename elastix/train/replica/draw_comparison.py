@@ -29,6 +29,8 @@ class Drawn:
         batches, samples: drawn since the last step.
         first, stop: positions of the stream from the lowest that was drawn to above the highest.
         passes: backward passes that each of its slices had; 0 without slices.
+        epoch: of the first batch.
+        data: a hash of which samples the datasets have, as far as that is known.
         mark: a hash of all of it; equal for equal draws. Fits an int64, with either sign.
     """
 
@@ -38,12 +40,15 @@ class Drawn:
     stop: int
     mark: int
     passes: int = 0
+    epoch: int = 0
+    data: int = 0
 
     def __str__(self) -> str:
         if not self.batches:
             return "no batch"
         number = "1 batch" if self.batches == 1 else f"{self.batches} batches"
-        what = f"{number} ({self.samples} samples, positions {self.first} to {self.stop - 1})"
+        where = f"epoch {self.epoch}, positions {self.first} to {self.stop - 1}"
+        what = f"{number} ({self.samples} samples, {where})"
         if not self.passes:
             return what
         return f"{what}, with {self.passes} backward pass{'es' * (self.passes > 1)} for each slice"
@@ -62,13 +67,16 @@ def drawn(loaders: Sequence[Loader], passes: int = 0) -> Drawn:
         for draw in loader.drawn
     ]
     spans = [span for _, _, batch, _, _ in batches for span in batch]
+    data = [(loader.number, loader.source.files) for loader in loaders if loader.drawn]
     return Drawn(
         batches=len(batches),
         samples=count(spans),
         first=min((start for start, _ in spans), default=0),
         stop=max((stop for _, stop in spans), default=0),
-        mark=int.from_bytes(blake3(repr((batches, passes)).encode()).digest(8)) >> 2,
+        mark=_number((batches, passes, data)),
         passes=passes,
+        epoch=batches[0][1] if batches else 0,
+        data=_number(data),
     )
 
 
@@ -86,6 +94,10 @@ def alike(loaders: Sequence[Loader]) -> tuple[int, int] | None:
     return None
 
 
+def _number(value: object) -> int:
+    return int.from_bytes(blake3(repr(value).encode()).digest(8)) >> 2
+
+
 def parted(step: int, drawn: Mapping[int, Drawn]) -> ReplicasDiffer:
     """The error that ends a run whose workers did not draw the same batches for a step.
 
@@ -97,10 +109,16 @@ def parted(step: int, drawn: Mapping[int, Drawn]) -> ReplicasDiffer:
     who = "; ".join(f"{name(workers)} drew {what}" for what, workers in groups)
     if len(groups) == 1:
         who += ", and one that has been lost since drew something else"
+    if len({one.data for one in drawn.values() if one.batches}) > 1:
+        who += (
+            ". Their datasets have other samples at these positions (another Subset), as if each "
+            "had chosen its own"
+        )
     return ReplicasDiffer(
         f"the workers did not draw the same batches for step {step}: {who}. The step does not "
         "count, nothing was stored of it, and the run was stopped. fit() again goes on from the "
         "last stored State. A loader is collective: every worker takes the same batches from it "
         "and calls backward for each, whatever its own share holds. To leave a batch out, let all "
-        "decide it alike, or call backward on a loss that is zero."
+        "decide it alike, or call backward on a loss that is zero. A count of your own "
+        "(enumerate) begins at 0 in a worker that joins: go by ctx.step and epoch.number."
     )

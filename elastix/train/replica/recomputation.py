@@ -5,6 +5,8 @@ having some slices computed again within the loop of the train function, for not
 
 - in a worker's first step its first slice, twice: code that goes by anything else than State and
   slice (a generator of its own, a counter) is found there;
+- in its first step also a slice of another worker: so code is found that gives a worker the same
+  each time and others something else, as a counter does that begins at 0 in whoever joins;
 - every so many steps one slice, by another worker than its own: a processor that miscalculates, and
   what only shows between workers.
 
@@ -68,8 +70,9 @@ class SliceFault:
 
     Attributes:
         apart: workers that miscalculated; all, if most do not agree; none, if nobody who is left.
+            Or if it is the code: newcomers with whom it gives something else than with others.
         code: what the train function does is the cause, since several compute another result the
-            second time, or somebody who is alone.
+            second time, or somebody who is alone; or a newcomer has another one each time.
         parts: what differs, as in Computed.
     """
 
@@ -91,10 +94,36 @@ def chosen(seed: int, step: int, draw: SlicedDraw) -> tuple[int, int]:
     return slice_, others[chance // len(present) % len(others)]
 
 
+def look_at_newcomers(
+    seed: int, step: int, draw: SlicedDraw, fresh: Collection[int]
+) -> tuple[int, frozenset[int]]:
+    """The slice that newcomers compute in their first step, and who does beside its owner.
+
+    It is one of somebody who has been here before, if there is anybody: what that one gives is
+    what the run has gone by so far.
+
+    Args:
+        seed: of the run.
+        step: how many are committed.
+        draw: the batch.
+        fresh: members in whose first step with this loader it is.
+    """
+    planned, chance = draw.assignment.planned, seed_at(seed, "newcomers", step)
+    present = [n for n, samples in enumerate(draw.samples) if samples]
+    known = [n for n in present if planned[n] not in fresh] or present
+    slice_ = known[chance % len(known)]
+    witnesses = {member for member in fresh if member != planned[slice_]}
+    others = [member for member in draw.members if member not in fresh]
+    if planned[slice_] in fresh and others:  # these have no slice
+        witnesses.add(others[chance // len(known) % len(others)])
+    return slice_, frozenset(witnesses)
+
+
 def decide(
     before: Mapping[int, Sequence[Computed]],
     again: Mapping[int, Sequence[Computed]],
     changed: Collection[int] = (),
+    fresh: Collection[int] = (),
 ) -> SliceFault:
     """Whose fault it is.
 
@@ -102,8 +131,12 @@ def decide(
         before: by worker, what the slice gave when it was found to differ.
         again: by worker, what it gave when all computed it again, twice.
         changed: workers that have added up something else than before, from the same slices.
+        fresh: workers in whose first step it is.
     """
     given = {w: {r.result for r in results} for w, results in again.items()}
+    others = _otherwise(given, fresh)
+    if others:
+        return SliceFault(others, True, _parts([r for found in again.values() for r in found]))
     unstable = [w for w, results in given.items() if len(results) > 1]
     if len(unstable) > 1 or (unstable and len(again) == 1):
         worker = unstable[0]
@@ -117,6 +150,25 @@ def decide(
     apart = {w for w in again if any(r.result != result for r in (*before.get(w, ()), *again[w]))}
     apart |= again.keys() & set(changed)
     return SliceFault(tuple(sorted(apart)), False, parts or ("gradients",) * bool(apart))
+
+
+def _otherwise(
+    given: Mapping[int, Collection[tuple[int, int]]], fresh: Collection[int]
+) -> tuple[int, ...]:
+    """Newcomers that got the same each time, and something else than whoever was there before.
+
+    A processor that has miscalculated once gets what the others get when it computes again.
+    """
+    if any(len(results) > 1 for results in given.values()):
+        return ()
+    newcomers = given.keys() & set(fresh)
+    known = {result for w in given.keys() - newcomers for result in given[w]}
+    if len(known) > 1:
+        return ()
+    apart = sorted(w for w in newcomers if known and not known & set(given[w]))
+    if not known and len({result for w in newcomers for result in given[w]}) > 1:
+        apart = sorted(newcomers)
+    return tuple(apart)
 
 
 def _parts(results: Sequence[Computed]) -> tuple[str, ...]:
@@ -148,6 +200,7 @@ class Recomputation:
         self._every = every
         self._looked = False  # at a slice of its own, in its first step
         self._chosen: int | None = None  # slice that is looked at in the step in hand
+        self._fresh: tuple[int, ...] = ()  # in whose first step that is
         self._found: dict[int, list[Computed]] = {}
         self._before: list[Computed] = []  # of the disputed ones
         self._sums: Mapping[Node, Sum] = {}  # that a suspect gradient was made of, on this worker
@@ -157,21 +210,27 @@ class Recomputation:
         """Whether anything is ever computed again."""
         return self._every is not None
 
-    def begin(self, draw: SlicedDraw, me: int, own: Sequence[int]) -> list[int]:
+    def begin(
+        self, draw: SlicedDraw, me: int, own: Sequence[int], fresh: Sequence[int] = ()
+    ) -> list[int]:
         """A step begins: slices to compute beside one's own, before them.
 
         Args:
             draw: its batch.
             me: this worker.
             own: slices that fall to it; the first of them may be looked at.
+            fresh: members in whose first step with this loader it is; all say the same.
         """
-        self._found, self._chosen = {}, None
+        self._found, self._chosen, self._fresh = {}, None, tuple(fresh)
         if not self._every:
             return []
         if self.disputed:
             return [slice_ for slice_ in self.disputed for _ in range(2)]
         more = []
-        if (self._step() + 1) % self._every == 0:
+        if fresh and len(draw.members) > 1:
+            self._chosen, witnesses = look_at_newcomers(self._seed, self._step(), draw, fresh)
+            more = [self._chosen] if me in witnesses else []
+        elif (self._step() + 1) % self._every == 0:
             self._chosen, witness = chosen(self._seed, self._step(), draw)
             more = [self._chosen] if witness == me else []
         if own and not self._looked:
@@ -256,13 +315,14 @@ class Recomputation:
 
     def settle(self, told: Mapping[int, Sequence[int]]) -> SliceFault | None:
         """What follows from what all have told; None if nobody computed it again."""
+        fresh = self._fresh if self.alarm is None else ()
         self.disputed, self.alarm, self._before, self._sums = (), None, [], {}
         rows = {worker: list(_rows(numbers)) for worker, numbers in told.items()}
         before = {w: [r for r in found[:2] if r is not None] for w, found in rows.items()}
         again = {w: [r for r in found[2:] if r is not None] for w, found in rows.items()}
         again = {w: found for w, found in again.items() if found}
         changed = frozenset(worker for worker, (*_, other) in told.items() if other)
-        return decide(before, again, changed) if again else None
+        return decide(before, again, changed, fresh) if again else None
 
     def state_dict(self) -> dict[str, Any]:
         """For who joins before the dispute is settled; nothing without one."""
@@ -334,15 +394,33 @@ def unrepeatable(step: int, slices: Sequence[int], fault: SliceFault) -> TrainEr
     """
     what = "; ".join(_CAUSES[part] for part in _CAUSES if part in fault.parts)
     which = ", ".join(map(str, slices))
+    if fault.apart:
+        return _unrepeatable_elsewhere(step, which, fault, what)
     return TrainError(
         f"RunConfig(exact=True) and slice {which} of step {step}, which was computed more than "
         f"once by the same worker and differed: {what}. The step does not count, and the run was "
         "stopped: its bytes would depend on who computes what. A slice may depend on the State and "
         "on itself alone. Look for a torch.Generator or numpy.random.default_rng of your own, for "
-        "counters in the model, the dataset or the loop (enumerate(step)), and for gradients that "
-        "are changed within the loop over slices through .data. Use the global generators, "
+        "counters in the model, the dataset or the loop (enumerate(step)), for what is carried "
+        "from one batch to the next (the hidden state of an RNN), and for gradients that are "
+        "changed within the loop over slices through .data. Use the global generators, "
         "augment(sample, rng), ctx.step and buffers; or leave exact out. If there is nothing of "
         "the kind, the processor miscalculates."
+    )
+
+
+def _unrepeatable_elsewhere(step: int, which: str, fault: SliceFault, what: str) -> TrainError:
+    who = name(fault.apart)
+    return TrainError(
+        f"RunConfig(exact=True) and slice {which} of step {step}, which is the first step of "
+        f"{who}: each time that it was computed there it gave something else than with other "
+        f"workers: {what}. The step does not count, and the run was stopped: its bytes would "
+        "depend on who computes what. Whoever joins is given the State, and runs the train "
+        "function from its beginning. Look for a counter in it that begins at 0 there "
+        "(number += 1, enumerate(epoch)), for samples that were chosen by what the model was "
+        "then, and for ctx.rank, ctx.worker and ctx.world_size. Use ctx.step, epoch.number and "
+        "ctx.track; or leave exact out. If there is nothing of the kind, the processor of "
+        f"{who} miscalculates."
     )
 
 

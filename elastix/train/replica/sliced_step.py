@@ -208,7 +208,8 @@ class Slices:
 
         Who follows the group computes none, but has to know which ones they speak of.
         """
-        more = self.again.begin(step.draw, self._me, self.missing(step))
+        fresh = step.loader.paces.newcomers(step.draw.members)
+        more = self.again.begin(step.draw, self._me, self.missing(step), fresh)
         return [] if self._driver.watching else more
 
     def weigh(self, part: float) -> None:

@@ -2,15 +2,16 @@
 
 import json
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet
 import pytest
 import torch
-from torch.utils.data import DataLoader, Dataset, IterableDataset
+from torch.utils.data import ConcatDataset, DataLoader, Dataset, IterableDataset, Subset
 
 import elastix
 from elastix.data.audit import audit
-from elastix.data.formats.indexed import by_position
+from elastix.data.formats.indexed import by_position, known_by
 from elastix.data.loader import Loader
 from elastix.data.sample_order import order_in_blocks
 from elastix.data.source import Source
@@ -169,10 +170,36 @@ def test_files_that_were_replaced_between_are_refused_though_they_are_as_long(tm
 
     state = loader(first=1).state_dict()
     loader(first=1).load_state_dict(state)
-    with pytest.raises(ConfigError, match="files of loader 0 are not those"):
-        loader(first=2).load_state_dict(state)
+    other = loader(first=2)
+    other.load_state_dict(state)
+    with pytest.raises(ConfigError, match=r"samples of loader 0 .*are not those"):
+        other.next_batch()
     del state["files"]  # of an earlier version
-    loader(first=2).load_state_dict(state)
+    other.load_state_dict(state)
+    other.next_batch()
+
+
+def test_another_subset_is_refused_though_it_is_as_long():
+    """Or the run would go on with samples that the epoch had already, and without others."""
+
+    def loader(*indices):
+        whole = ConcatDataset([Subset(Plain(), indices), Plain()])
+        return Loader(0, source(Subset(whole, range(15))), Pace())
+
+    state = json.loads(json.dumps(loader(3, 1, 2).state_dict()))
+    same, other = loader(3, 1, 2), loader(3, 1, 4)
+    for each in (same, other):
+        each.load_state_dict(state)
+        assert each.state_dict() == state  # of a loader that is through it makes no difference
+    same.next_batch()
+    with pytest.raises(ConfigError, match=r"samples of loader 0 .*indices of a Subset.*ctx.track"):
+        other.next_batch()
+
+
+def test_of_a_dataset_by_itself_and_of_odd_indices_nobody_knows():
+    assert known_by(Plain()) == known_by(ConcatDataset([Plain(), Plain()])) == ""
+    assert known_by(Subset(Plain(), ["a", "b"])) == ""
+    assert known_by(Subset(Plain(), np.arange(3))) == known_by(Subset(Plain(), range(3)))
 
 
 def test_the_journal_and_the_audit_know_of_blocks(rows):

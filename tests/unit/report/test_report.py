@@ -315,6 +315,18 @@ def test_a_campaign_without_a_score_has_a_page_and_no_plots():
     assert page.failure.text.endswith("KeyError: 'x'")
 
 
+def test_a_campaign_says_what_it_was_begun_with_and_by_how_much_its_best_was_trained():
+    facts = {"rungs": "NoneType()", "code": "f00", "seed": 0, "budget": {"time_s": None}}
+    (alone,) = campaign(trials=1).trials
+    alone = replace(alone, epochs=3.0, lineage_epochs=3.0)
+    page = campaign_page(replace(campaign(), facts=facts, trials=(alone,)))
+    (setup,) = (section for section in page.sections if section.id == "campaign-setup")
+    rows = {name.text: value.text for name, value in setup.tables[0].rows}
+    expected = {"rungs": "none", "train function (digest)": "f00", "seed": "0"}
+    assert rows == {**expected, "budget.time_s": "none"}
+    assert "all of its own" in [tile.more for tile in page.tiles]
+
+
 def test_a_campaign_of_one_trial_and_one_that_varies_in_nothing():
     render(campaign_page(record(trial(0, 0.5)), "s", None, BEGAN))
     same = [trial(n, 0.5, config={"a": 1}) for n in range(30)]

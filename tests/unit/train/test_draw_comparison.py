@@ -77,6 +77,26 @@ def test_all_shares_of_a_batch_count_alike_an_empty_one_too():
     assert (account.batches, account.samples, account.first, account.stop) == (2, 16, 0, 16)
 
 
+def test_other_samples_at_the_same_positions_are_another_draw():
+    def take_of(indices):
+        data = torch.utils.data.Subset(list(range(40)), indices)
+        source = Source(dataset=data, batch_size=4, device=torch.device("cpu"))
+        return take(1, Loader(0, source, Worker(0, (0, 1))))
+
+    same, again, other = take_of([0, 1, 2, 3]), take_of([0, 1, 2, 3]), take_of([0, 1, 2, 9])
+    assert same == again
+    assert other.mark != same.mark
+    assert "another Subset" in str(parted(3, {0: same, 1: again, 2: other}))
+    assert "another Subset" not in str(parted(3, {0: same, 1: replace(same, stop=5)}))
+
+
+def test_draws_of_two_epochs_are_told_apart():
+    one = loader()
+    now, later = take(1, one), replace(take(1, loader()), epoch=1)
+    assert "epoch 0, positions" in (said := str(parted(3, {0: now, 1: later})))
+    assert "epoch 1, positions" in said
+
+
 def test_a_batch_that_was_split_in_another_way_is_another_draw():
     """Some samples would be used twice, and others not at all."""
     assert take(1, loader(0, (0, 1, 2))).mark != take(1, loader(0, (0, 2))).mark
@@ -223,10 +243,11 @@ def test_a_roll_call_tells_all_who_drew_what():
     ]
     assert {worker: Drawn(*row) for worker, row in told(highest(*calls)).items()} == workers
     error = parted(3, workers)
-    assert "same batches for step 3: worker 5 drew 2 batches (16 samples, positions 0 to 15)" in (
-        str(error)
+    assert (
+        "same batches for step 3: worker 5 drew 2 batches (16 samples, epoch 0, positions 0 to 15)"
+        in (str(error))
     )
-    assert "workers 4 and 8 drew 1 batch (8 samples, positions 0 to 7)" in str(error)
+    assert "workers 4 and 8 drew 1 batch (8 samples, epoch 0, positions 0 to 7)" in str(error)
     assert isinstance(pickle.loads(pickle.dumps(error)), ReplicasDiffer)
 
 

@@ -25,6 +25,7 @@ from elastix.train.replica.recomputation import (
     batch_digest,
     chosen,
     decide,
+    look_at_newcomers,
 )
 from elastix.train.replica.solo import run_alone
 from tests.unit.train.solo import solo
@@ -68,6 +69,40 @@ def test_whose_fault_it_is(before, again, apart):
 def test_if_most_get_something_else_the_second_time_it_is_the_code(workers):
     again = {worker: [Computed(1, 7, 8, 9), Computed(2, 7, 8, 10)] for worker in range(workers)}
     assert decide({}, again) == SliceFault((), True, ("gradients", "drawn"))
+
+
+@pytest.mark.parametrize(
+    ("again", "fresh", "apart", "code"),
+    [
+        # newcomers that say something else each time, though they may be more or the only other
+        ({0: [RIGHT] * 2, 3: [WRONG] * 2}, (3,), (3,), True),
+        ({0: [RIGHT] * 2, 3: [WRONG] * 2, 4: [WRONG] * 2}, (3, 4), (3, 4), True),
+        ({0: [RIGHT] * 2, 3: [RIGHT] * 2, 4: [WRONG] * 2}, (3, 4), (4,), True),
+        # nobody was there before
+        ({0: [RIGHT] * 2, 1: [WRONG] * 2}, (0, 1), (0, 1), True),
+        # it was once; or it is somebody who is no newcomer
+        ({0: [RIGHT] * 2, 3: [RIGHT] * 2}, (3,), (3,), False),
+        ({0: [RIGHT] * 2, 1: [WRONG] * 2, 3: [RIGHT] * 2}, (3,), (1, 3), False),
+        ({0: [RIGHT] * 2, 3: [RIGHT, WRONG]}, (3,), (3,), False),
+    ],
+)
+def test_a_newcomer_that_gives_something_else_each_time_goes_by_its_code(again, fresh, apart, code):
+    found = decide({0: [RIGHT], 3: [WRONG]}, again, fresh=fresh)
+    assert (found.apart, found.code) == (apart, code)
+
+
+def test_newcomers_compute_a_slice_of_somebody_who_was_there_before():
+    for step in range(50):
+        slice_, witnesses = look_at_newcomers(3, step, draw(4, 7, 9, slices=12), (9, 7))
+        assert (slice_ < 4, witnesses) == (True, {7, 9})
+        slice_, witnesses = look_at_newcomers(3, step, draw(4, 7, 9, slices=12), (4, 7, 9))
+        assert witnesses == {4, 7, 9} - {(4, 7, 9)[slice_ // 4]}
+
+
+def test_a_newcomers_slice_is_looked_at_if_nobody_else_has_one():
+    little = draw(5, 8)
+    little.samples = [0, 0, 0, 0, 4, 0, 0, 0]
+    assert look_at_newcomers(0, 1, little, (8,)) == (4, {5})
 
 
 def test_whose_turn_it_is_is_agreed_and_comes_to_all():
