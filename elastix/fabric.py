@@ -20,6 +20,7 @@ from lightning_fabric.accelerators.accelerator import Accelerator
 from lightning_fabric.plugins import CheckpointIO, Precision
 from lightning_fabric.plugins.environments.cluster_environment import ClusterEnvironment
 from lightning_fabric.plugins.environments.lightning import LightningEnvironment
+from lightning_fabric.strategies.dp import DataParallelStrategy
 from lightning_fabric.strategies.strategy import Strategy as _Strategy
 from lightning_fabric.strategies.strategy import _BackwardSyncControl
 from lightning_fabric.utilities.rank_zero import rank_zero_only
@@ -69,6 +70,7 @@ class Strategy(_Strategy):
         super().__init__(accelerator, checkpoint_io, precision)
         self._script = LoneScript(ctx, "elastix.fabric.Strategy")
         self._backward_sync_control = _Accumulation(self._script)
+        self._checked = False  # what the step in hand is about
         vars(rank_zero_only)["rank"] = ctx.worker  # whose loggers write, until there is a group
 
     def track(self, **objects: Stateful) -> None:
@@ -164,6 +166,7 @@ class Strategy(_Strategy):
     def setup_optimizer(self, optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
         """Make it part of the State, together with the gradient scaler of mixed precision."""
         self._script.add(optimizer)
+        optimizer.register_step_pre_hook(self._before_step)
         scaler = getattr(self.precision, "scaler", None)
         if scaler is not None:
             self._script.add(scaler)
@@ -201,9 +204,18 @@ class Strategy(_Strategy):
         Raises:
             ConfigError: the last batch was not drawn within `loader.epochs`.
         """
+        self._look_at_batch()
+        self._checked = True
+        super().backward(tensor, module, *args, **kwargs)
+
+    def _look_at_batch(self) -> None:
         self._script.check_backward()
         vars(rank_zero_only)["rank"] = self._script.ctx.rank
-        super().backward(tensor, module, *args, **kwargs)
+
+    def _before_step(self, *_: Any) -> None:  # noqa: ANN401
+        if not self._checked:  # after loss.backward()
+            self._look_at_batch()
+        self._checked = False
 
     # ------------------------------------------------------------------ what others have
 
@@ -300,6 +312,15 @@ class Strategy(_Strategy):
                 "begin with another's use RestoreConfig."
             )
         return super().load_checkpoint(path, state, strict, weights_only)
+
+
+# Of strategies of several processes Fabric wants `launch` called first, which a script for one
+# process, or for `fabric run`, does not do. This class means nothing else to it.
+DataParallelStrategy.register(Strategy)
+
+# Where a strategy has a `backward` of its own, Fabric refuses torch.autograd.grad and
+# loss.backward(). It looks behind wrappers for that, so this one passes for what it extends.
+vars(Strategy.backward)["__wrapped__"] = _Strategy.backward
 
 
 def _elsewhere(asked: str, instead: str) -> ConfigError:

@@ -236,6 +236,7 @@ class DdpLoader:
     """What `ctx.loader` returns under DDP: torch's DataLoader with a sampler for this rank."""
 
     def __init__(self, replica: DdpReplica, source: Source) -> None:
+        self.dataset: Dataset[Any] = source.dataset
         self.epoch = 0
         self._replica = replica
         self._shares = Shares(source, replica.me, replica.world_size)
@@ -287,6 +288,7 @@ class DdpEpoch:
     def __init__(self, loader: DdpLoader) -> None:
         self._loader = loader
         self.number = loader.epoch
+        self.dataset: Dataset[Any] = loader.dataset
 
     def __len__(self) -> int:
         return self._loader.steps_left

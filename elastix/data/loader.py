@@ -13,6 +13,8 @@ from functools import partial
 from opcode import opmap
 from typing import Any, Protocol, cast
 
+from torch.utils.data import Dataset
+
 from elastix.arguments import is_whole, whole
 from elastix.data.backward_window import Ratio, lowest
 from elastix.data.cursor import Cursor, count, merge, split, split_like
@@ -78,6 +80,7 @@ class Loader:
     """What `ctx.loader` returns.
 
     Attributes:
+        dataset: what it reads from, as of a DataLoader.
         epoch: the epoch in progress, from 0.
         cursor: what is committed.
         paces: how fast workers compute slices, if there are any.
@@ -91,6 +94,7 @@ class Loader:
 
     def __init__(self, number: int, source: Source, pace: Pace) -> None:
         self.number = number
+        self.dataset: Dataset[Any] = source.dataset
         self.epoch = 0
         self.cursor = Cursor(source.length)
         self.paces = Paces()
@@ -474,6 +478,11 @@ class Epoch:
     def number(self) -> int:
         """Counted from 0."""
         return self._loader.epoch
+
+    @property
+    def dataset(self) -> Dataset[Any]:
+        """That of the loader: loops that are handed an epoch as their loader look at it."""
+        return self._loader.dataset
 
     def __len__(self) -> int:
         return self._loader.steps_left

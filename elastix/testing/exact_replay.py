@@ -229,6 +229,7 @@ class _Loader:
     """Gives the train function the committed batches, as steps of slices."""
 
     def __init__(self, replica: _Replica, number: int, source: Source) -> None:
+        self.dataset: Dataset[Any] = source.dataset
         self.epoch = 0
         self._replica = replica
         self._source = source

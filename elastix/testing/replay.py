@@ -675,6 +675,7 @@ class _ReplayLoader:
         batches: Sequence[tuple[BatchShares, ReplayedStep]],
         left_out: Sequence[tuple[int, tuple[Span, ...]]],
     ) -> None:
+        self.dataset: Dataset[Any] = source.dataset
         self.epoch = 0
         self._replica = replica
         self._number = number

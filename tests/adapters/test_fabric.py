@@ -64,9 +64,10 @@ def test_a_fabric_script_ends_as_plain_torch_does_whoever_is_killed(tmp_path):
 # ------------------------------------------------------------ what cannot be said is refused
 
 
-def set_up(ctx, loader=None):
+def set_up(ctx, loader=None, *, launch=True):
     fabric = Fabric(strategy=elastix.fabric.Strategy(ctx), precision="64-true")
-    fabric.launch()
+    if launch:
+        fabric.launch()
     torch.manual_seed(1)
     with fabric.init_module():
         model = fabric_classifier.Net()
@@ -81,6 +82,13 @@ def in_a_plain_loop(ctx):
     fabric, model, _, loader = set_up(ctx)
     for x, y in loader:
         fabric.backward(F.cross_entropy(model(x), y))
+
+
+def plain_backward_on_whole_batches(ctx):
+    _, model, optimizer, loader = set_up(ctx)
+    for x, y in loader:
+        F.cross_entropy(model(x), y).backward()
+        optimizer.step()
 
 
 def another(fabric):
@@ -200,6 +208,7 @@ def test_a_strategy_says_what_it_needs():
     ("train", "workers", "says"),
     [
         (in_a_plain_loop, 1, "for epoch in loader.epochs"),
+        (plain_backward_on_whole_batches, 1, "for epoch in loader.epochs"),
         (beside_whole_batches, 1, "zip(loader.epochs(n), other.epochs(n))"),
         (with_one_more_batch, 1, "within torch.no_grad()"),
         (adding_up_without_telling, 1, "fabric.no_backward_sync"),
@@ -272,6 +281,59 @@ def evaluating_in_all_ways(ctx):
 def test_evaluating_between_steps_is_no_training(tmp_path):
     result = run_local(evaluating_in_all_ways, 2, directory=tmp_path / "run", timeout_s=60)
     assert len(adapting.steps(result.events)) == 4
+
+
+def not_launched(ctx):
+    """As in scripts for `fabric run`, and for one process."""
+    fabric, model, optimizer, loader = set_up(ctx, launch=False)
+    for _ in loader.epochs(1):
+        for number, (x, y) in enumerate(loader):
+            with fabric.no_backward_sync(model, enabled=number % 2 == 0):
+                fabric.backward(F.cross_entropy(model(x), y) / 2)
+            if number % 2:
+                optimizer.step()
+                optimizer.zero_grad()
+        fabric.barrier()
+        fabric.save(ctx.config["file"], {"model": model})
+
+
+def test_a_script_need_not_launch(tmp_path):
+    file = tmp_path / "model.ckpt"
+    result = run_local(
+        not_launched, 2, config={"file": str(file)}, directory=tmp_path / "run", timeout_s=60
+    )
+    assert audit(result.events).exact
+    assert len(adapting.steps(result.events)) == 2  # not four: the passes in between are deferred
+    assert file.exists()
+
+
+def with_a_penalty(ctx):
+    """Of the critic's gradient with respect to what it is shown, as in WGAN-GP."""
+    fabric, model, optimizer, loader = set_up(ctx)
+    for _ in loader.epochs(1):
+        for x, y in loader:
+            optimizer.zero_grad()
+            shown = x.requires_grad_()
+            loss = F.cross_entropy(model(shown), y, reduction="sum")
+            (slope,) = torch.autograd.grad(loss, shown, create_graph=True)  # of each sample
+            total = (loss + slope.square().sum()) / len(x)
+            if ctx.config["fabric"]:
+                fabric.backward(total)
+            else:
+                total.backward()
+            optimizer.step()
+
+
+@pytest.mark.parametrize("fabric", [True, False], ids=["fabric.backward", "loss.backward"])
+def test_gradients_of_gradients_are_those_of_one_process(tmp_path, fabric):
+    ends = []
+    for workers in (1, 2):
+        options = {"config": {"fabric": fabric}, "directory": tmp_path / str(workers)}
+        result = run_local(with_a_penalty, workers, timeout_s=60, **options)
+        assert len(adapting.steps(result.events)) == 4
+        ends.append(adapting.stored(result))
+    names = [name for name in ends[0] if not name.startswith("@")]
+    assert all(torch.allclose(ends[0][name], ends[1][name], atol=1e-10) for name in names)
 
 
 def on_two_loaders(ctx):

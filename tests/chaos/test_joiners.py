@@ -6,16 +6,19 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+import torch
 import torch.nn.functional as F
 
 from elastix.comm.network import catch_up_stream
+from elastix.errors import ReplicasDiffer, TrainError
 from elastix.events import GenerationFormed, Recovered, Reported
 from elastix.testing.chaos import Kill, with_kills
 from elastix.testing.local import run_local
 from elastix.testing.replay import compare
 from elastix.train.control.messages import OutcomeKind
 from tests.laws import assert_exactly_once, assert_replicas_identical, committed, joins
-from tests.trainables import accuracy, await_worker, make, train, usher
+from tests.run_bytes import final
+from tests.trainables import accuracy, await_worker, make, samples, train, usher
 
 CONFIG = {"model": "convnet", "samples": 300, "batch_size": 30, "epochs": 4, "step_s": 0.03}
 
@@ -292,3 +295,94 @@ def test_batch_and_rate_that_follow_the_group(tmp_path, rule):
     assert sizes[0] == 20
     assert 30 in sizes
     assert compare(tmp_path / "run").relative < 1e-9
+
+
+# ------------------------------------------- loops as they are written for one process elsewhere
+
+
+FOLDS = (12, 36, 48)  # samples of each: eight steps to an epoch of all
+
+
+def linear(ctx):
+    model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10))
+    return ctx.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+
+
+def step_on(model, optimizer, batch, rate=0.1):
+    x, y = batch
+    optimizer.zero_grad()
+    F.cross_entropy(model(x), y).backward()
+    optimizer.param_groups[0]["lr"] = rate
+    optimizer.step()
+
+
+def annealing(ctx):
+    """The rate is a variable, as in PyTorch's example of a language model."""
+    model, optimizer = linear(ctx)
+    rate = 1.0
+    for epoch in ctx.loader(samples(60), batch_size=12).epochs(3):
+        for batch in epoch:
+            step_on(model, optimizer, batch, rate)
+        rate /= 4
+
+
+def counting(ctx):
+    """Iterations are counted, as in minGPT."""
+    model, optimizer = linear(ctx)
+    number = 0
+    for epoch in ctx.loader(samples(60), batch_size=12).epochs(10):
+        for batch in epoch:
+            step_on(model, optimizer, batch)
+            number += 1
+            if number == 12:
+                return
+
+
+def by_turns(ctx):
+    """A loader for each fold, as in Fabric's example of a cross-validation."""
+    model, optimizer = linear(ctx)
+    folds = [ctx.loader(samples(many), batch_size=12).epochs(4) for many in FOLDS]
+    for _ in range(4):
+        for fold in folds:
+            for batch in next(fold):
+                step_on(model, optimizer, batch)
+
+
+def in_turn(ctx):
+    """The same in the way that the error advises."""
+    model, optimizer = linear(ctx)
+    loaders = [ctx.loader(samples(many), batch_size=12, slices=2) for many in FOLDS]
+    for epochs in zip(*(loader.epochs(4) for loader in loaders), strict=True):
+        for epoch in epochs:
+            for step in epoch:
+                for x, y in step:
+                    F.cross_entropy(model(x), y).backward()
+                optimizer.step()
+                optimizer.zero_grad()
+
+
+def joined_after(step, program, directory, **options):
+    """A run in which worker 2 joins in place of 1, and nobody goes on before."""
+    kills = [Kill(worker=1, phase="bucket", step=step)]
+    options = {"replace": True, "min_workers": 2, **options}
+    return run_local(with_kills(program, kills), 2, directory=directory, **options)
+
+
+@pytest.mark.parametrize(
+    ("program", "error", "says"),
+    [
+        (annealing, ReplicasDiffer, "a variable of the train function that began anew there"),
+        (counting, TrainError, "a variable that counts steps, batches or epochs"),
+        (by_turns, ReplicasDiffer, "let loaders take turns within `for epochs in zip"),
+    ],
+)
+def test_what_began_anew_in_a_joiner_is_named_as_what_to_look_for(tmp_path, program, error, says):
+    with pytest.raises(error, match=says):
+        joined_after(9, program, tmp_path)
+
+
+def test_loaders_take_turns_epoch_by_epoch(tmp_path):
+    result = joined_after(13, in_turn, tmp_path / "joined", exact=True)
+    assert [join.worker for join in joins(result.events)] == [2]
+    assert_exactly_once(result.events, 4)
+    assert final(result)[0] == final(run_local(in_turn, 1, exact=True))[0]

@@ -1,4 +1,4 @@
-"""A train function that reads from torch's own DataLoader is told what that means; no other is."""
+"""A train function that uses no loader of elastix is told what that means; no other is."""
 
 import json
 import logging
@@ -8,10 +8,14 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
+from elastix.config import CheckpointConfig
 from elastix.data.audit import audit
+from elastix.events import StateStored
 from elastix.testing.local import run_local
+from elastix.train.replica.plain_loaders import UNMARKED
 
 HINT = "steps are made on batches of a torch DataLoader"
+NO_BOUNDARY = "nothing says where a step begins"
 DATA = TensorDataset(torch.arange(12.0).reshape(12, 1))
 
 
@@ -96,3 +100,24 @@ def test_what_each_worker_reads_of_such_a_loader_is_all_of_it(tmp_path):
 def test_nobody_else_is_told(train, tmp_path):
     _, told = run(train, tmp_path)
     assert HINT not in told
+
+
+def many_steps(ctx):
+    """On data that is in no dataset, as in reinforcement learning."""
+    model, optimizer = model_of(ctx)
+    while ctx.step < 2 * UNMARKED:
+        if ctx.config["marked"]:
+            ctx.boundary()
+        for _ in range(2):  # with further passes between two boundaries
+            step(model, optimizer, torch.rand(3, 1))
+
+
+@pytest.mark.parametrize("marked", [False, True])
+def test_steps_whose_beginning_nobody_knows_are_told_of_once(marked, tmp_path):
+    config = {"log": str(tmp_path), "marked": marked}
+    states = CheckpointConfig(every_steps=10)
+    result = run_local(many_steps, 2, config=config, checkpoint=states)
+    told = "".join(file.read_text() for file in tmp_path.glob("*.log"))
+    assert told.count(NO_BOUNDARY) == (not marked)
+    stored = [event.step for event in result.events if isinstance(event, StateStored)]
+    assert stored == (list(range(10, 61, 10)) if marked else [60])  # what the hint says

@@ -184,3 +184,22 @@ def by_rank(ctx):
 def test_code_that_goes_by_the_worker_ends_the_run_in_its_first_step(tmp_path):
     with pytest.raises(TrainError, match="step 1, which is the first step of workers 0, 1 and 2"):
         run(tmp_path, program=by_rank, recompute_every=200)
+
+
+def carrying(ctx):
+    """The hidden state of one slice is the next one's, as of columns of one long text."""
+    model = torch.nn.RNN(8, 10, batch_first=True)
+    model, optimizer = ctx.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    hidden = torch.zeros(1, 3, 10)
+    for epoch in ctx.loader(samples(96), batch_size=24, slices=8, shuffle=False).epochs(2):
+        for step in epoch:
+            for x, y in step:
+                outputs, hidden = model(x.reshape(-1, 8, 8), hidden.detach())
+                F.cross_entropy(outputs[:, -1], y).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+def test_a_state_that_is_carried_from_slice_to_slice_ends_the_run(tmp_path):
+    with pytest.raises(TrainError, match="the hidden state of a recurrent network"):
+        run(tmp_path, program=carrying, workers=2)

@@ -14,7 +14,7 @@ from elastix.testing.chaos import Kill, with_kills
 from elastix.testing.local import run_local
 from elastix.testing.replay import compare
 from tests.laws import assert_exactly_once, committed
-from tests.trainables import make, train
+from tests.trainables import make, samples, train
 
 SCHEDULES = {
     "nobody": [],
@@ -135,3 +135,24 @@ def test_replay_of_augmented_samples(tmp_path):
     result = run_local(doomed, 3, config=config, directory=tmp_path)
     assert_exactly_once(result.events, 3)
     assert compare(tmp_path).relative < 1e-9
+
+
+def scaled_by_the_dataset(ctx):
+    """As of a DataLoader; of the loader, or of an epoch that stands for it."""
+    dataset = samples(48)
+    model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10))
+    model, optimizer = ctx.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    loader = ctx.loader(dataset, batch_size=24, slices=8)
+    for epoch in loader.epochs(2):
+        for step in epoch:
+            for x, y in step:
+                scale = len(epoch.dataset) / len(loader.dataset)
+                (F.cross_entropy(model(x), y) * scale).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+@pytest.mark.parametrize("exact", [False, True])
+def test_replay_of_a_loop_that_looks_at_its_dataset(tmp_path, exact):
+    run_local(scaled_by_the_dataset, 2, directory=tmp_path, exact=exact)
+    assert compare(tmp_path).relative < 1e-4

@@ -76,6 +76,16 @@ def frozen(ctx):
     ctx.prepare(torch.nn.Linear(4, 3).requires_grad_(False))
 
 
+class InAList(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = [torch.nn.Linear(4, 3)]
+
+
+def layers_in_a_list(ctx):
+    ctx.prepare(InAList())
+
+
 @pytest.mark.parametrize(
     ("train", "fact"),
     [
@@ -89,6 +99,7 @@ def frozen(ctx):
         (small_batch, "a global batch of 1 cannot be split over 2 workers"),
         (loader_first, "ctx.loader was called before ctx.prepare"),
         (frozen, "no parameter of the prepared model requires a gradient"),
+        (layers_in_a_list, r"has no parameters\. .* a plain list or dict are unknown to torch"),
     ],
 )
 def test_bad_calls_on_the_context(tmp_path, train, fact):

@@ -93,9 +93,14 @@ class Reducer:
         self._gradients = [b for b in self._buckets if isinstance(b, GradientBucket)]
         self._buffers = [b for b in self._buckets if isinstance(b, BufferBucket)]
         if not self._gradients:
+            none = not any(True for module in modules for _ in module.parameters())
             raise ConfigError(
-                "no parameter of the prepared model requires a gradient. Nothing was prepared. "
-                "Unfreeze some, or leave out ctx.prepare."
+                "the prepared model has no parameters. Nothing was prepared. Layers that it keeps "
+                "in a plain list or dict are unknown to torch: use torch.nn.ModuleList or "
+                "ModuleDict, or give ctx.prepare each of them."
+                if none
+                else "no parameter of the prepared model requires a gradient. Nothing was "
+                "prepared. Unfreeze some, or leave out ctx.prepare."
             )
         whatever_else = [b for b in self._buckets if b not in self._gradients]
         self._buffers_first = [*whatever_else, *self._gradients]

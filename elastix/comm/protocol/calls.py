@@ -64,8 +64,9 @@ def apart(operation: int, kinds: Mapping[int, int]) -> TrainError | None:
         f"workers wait for each other in different calls (operation {operation}): {who}. None of "
         "them can be completed, and the run was stopped. All workers must take the same batches "
         "from the loaders, call backward for each and make the same calls on ctx in the same "
-        "order, whatever their rank and their share. fit() again goes on from the last stored "
-        "State."
+        "order, whatever their rank and their share. If one of them joined during the run, look "
+        "for a variable that counts steps, batches or epochs: there it began anew (use ctx.step "
+        "and epoch.number, or ctx.track). fit() again goes on from the last stored State."
     )
 
 

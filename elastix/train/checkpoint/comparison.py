@@ -21,9 +21,10 @@ _LOOK_FOR = (
     "Look for code that treats workers differently (a change of weights, buffers or optimizer on "
     "one rank alone; a forward pass in training mode between backward and the next batch, which "
     "moves batch norm's statistics by one worker's samples: use model.eval(); a tracked object fed "
-    "with one worker's own values: feed it with what all have, or do not track it; a learning rate "
-    "that goes by a count of your own, which begins at 0 in a worker that joins: go by ctx.step); "
-    "and, if none of this is so, for "
+    "with one worker's own values: feed it with what all have, or do not track it; if one of them "
+    "joined during the run, a variable of the train function that began anew there, such as a "
+    "learning rate or a counter: use ctx.step and epoch.number, or ctx.track); and, if none of "
+    "this is so, for "
 )
 
 Parts = Mapping[str, str]

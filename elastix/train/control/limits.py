@@ -61,9 +61,11 @@ def raised(outcome: Outcome, worker: int) -> ElastixError:
     if outcome.error is not None:
         outcome.error.add_note(f"Raised on {where}; the other workers were stopped.")
         return outcome.error
+    ends = outcome.summary.startswith(SystemExit.__name__)  # sys.exit, at the end of a script
+    instead = " To end training, return from the train function, on all workers." if ends else ""
     return WorkerFailed(
         f"the train function raised {outcome.summary} on {where}. The other workers were "
-        "stopped and nothing was retried.",
+        f"stopped and nothing was retried.{instead}",
         outcome.rank,
         worker,
         outcome.traceback,

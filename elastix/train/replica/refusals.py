@@ -40,6 +40,13 @@ PLAIN_LOADER = (
     "batch_size is that of the whole group. If each worker has data of its own, nothing is wrong."
 )
 
+NO_BOUNDARY = (
+    "%d steps were taken, and nothing says where a step begins: the train function draws no batch "
+    "from ctx.loader, and does not call ctx.boundary(). So no State is stored before the end, no "
+    "worker can join, and nobody waits for the smallest number of workers. The run goes on. Call "
+    "ctx.boundary() before each step, or draw the batches from ctx.loader."
+)
+
 SAME_SAMPLES = (
     "loaders %d and %d have drawn the same samples of one dataset for step %d, since both have the "
     "same seed. The run goes on. If each sample is to be paired with another one, as mixup does, "

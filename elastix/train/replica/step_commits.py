@@ -207,6 +207,7 @@ class StepCommits:
 
     def set_out(self) -> None:
         """At a boundary: a step begins from here, and may have to be done again from here."""
+        self._plain.boundary()
         if self._settings.exact:
             self.random.boundary()
         if self._settings.rewinds_exactly:
@@ -424,8 +425,16 @@ class StepCommits:
         if handed_over is not None:
             self._replicated.emit(handed_over)
         self._replicated.confirm(agreed.journaled)
-        if not self._tracked.loaders and self._plain.step() and self._me == contributors[0]:
-            logger.warning(refusals.PLAIN_LOADER, len(contributors))
+        if not self._tracked.loaders:
+            self._look_at_plain_loop(contributors)
+
+    def _look_at_plain_loop(self, contributors: Sequence[int]) -> None:
+        """A step counts that drew no batch from a loader of elastix."""
+        hints = [(refusals.PLAIN_LOADER, len(contributors))] if self._plain.step() else []
+        if self._plain.unmarked() and not self._settings.alone:
+            hints.append((refusals.NO_BOUNDARY, self.step))
+        for hint, number in hints if self._me == contributors[0] else ():
+            logger.warning(hint, number)
 
     def _void(self, verdict: StepVerdict) -> None:
         """A step does not count: find out whose fault it is, if it is anybody's."""

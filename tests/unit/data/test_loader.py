@@ -462,6 +462,7 @@ def test_the_loader_itself_is_the_epoch_in_progress():
     loader, _ = loader_of(length=12, batch_size=6)
     seen = [[], []]
     for epoch in loader.epochs(2):
+        assert len(epoch.dataset) == len(loader.dataset) == 12  # as scripts ask to show progress
         for batch in loader:
             seen[epoch.number] += batch.tolist()
             loader.commit((0,))

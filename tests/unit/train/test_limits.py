@@ -39,9 +39,9 @@ def test_workers_that_part_three_times_within_twenty_steps_do_so_for_a_reason():
     assert not limits.diverges_often([5, 6, 7, 30])
 
 
-def raised(error=None):
+def raised(error=None, summary="KeyError('x')"):
     return Outcome(
-        kind=OutcomeKind.RAISED, rank=1, step=7, error=error, summary="KeyError('x')", traceback="T"
+        kind=OutcomeKind.RAISED, rank=1, step=7, error=error, summary=summary, traceback="T"
     )
 
 
@@ -50,6 +50,12 @@ def test_what_a_train_function_raised_is_said_with_where_and_how():
     assert isinstance(error, WorkerFailed)
     assert (error.rank, error.worker, error.traceback) == (1, 3, "T")
     assert "raised KeyError('x') on worker 3, rank 1, after step 7" in str(error)
+
+
+def test_a_script_that_ends_itself_is_told_how_to():
+    instead = "To end training, return from the train function, on all workers."
+    assert instead in str(limits.raised(raised(summary="SystemExit: 0"), 3))
+    assert instead not in str(limits.raised(raised(), 3))
 
 
 def test_an_error_of_ours_stays_what_it_is_and_says_where():
