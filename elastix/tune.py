@@ -228,7 +228,17 @@ class Search(TuneSearcher):
         Path(checkpoint_path).write_text(json.dumps(state))
 
     def restore(self, checkpoint_path: str) -> None:
-        """Go on from `save`."""
+        """Go on from `save`.
+
+        Raises:
+            ConfigError: it does not know its space yet.
+        """
+        if self._objectives is None:
+            raise ConfigError(
+                "elastix.tune.Search was to be restored before it knew a space. Nothing was "
+                "restored. Give space, metric and mode to Search, or call set_search_properties "
+                "before restore, as Tuner.restore does."
+            )
         state = json.loads(Path(checkpoint_path).read_text())
         self._elastix.load_state_dict(state["searcher"])
         self._live = {key: Trial.from_json(value) for key, value in state["live"].items()}
@@ -258,9 +268,19 @@ def _model_source(config: Mapping[str, Any]) -> TrialModelSource | None:
         mode=given["mode"],
         provider=given["provider"],
     )
-    own = {name: value for name, value in config.items() if name != KEY}
+    own = {name: _told(value) for name, value in config.items() if name != KEY}
     parent = Ref(given["parent"]) if given["parent"] else None
     return TrialModelSource(terms, given["number"], own, parent=parent)
+
+
+def _told(value: Any) -> Any:  # noqa: ANN401 - whatever the user has
+    """What the record of a model says of an entry: of what JSON cannot hold, its type."""
+    if isinstance(value, Mapping):
+        return {str(name): _told(inner) for name, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_told(inner) for inner in value]
+    value = single(value)
+    return value if isinstance(value, str | int | float | bool | None) else type(value).__name__
 
 
 def _trial(config: Mapping[str, Any]) -> tuple[str, int]:
@@ -312,14 +332,36 @@ def leave(
 def space_of(config: Mapping[str, Any]) -> ConfigurationSpace:
     """The ConfigSpace of a param_space; nested entries are joined by '/'.
 
+    Constants that a space cannot hold (lists, functions, datasets) are not in it: Tune gives trials
+    what it was given itself, with the suggestion on top.
+
     Raises:
         ConfigError: an entry that has no bounds or that only Tune can draw; names it.
     """
     _check_names(config)
     row = flatten(config, separator=_SEPARATOR)
     grid = f"{_SEPARATOR}grid_search"  # which Tune writes as a mapping
-    parameters = [_named(name.removesuffix(grid), value) for name, value in row.items()]
+    parameters = [
+        _named(name.removesuffix(grid), value)
+        for name, value in row.items()
+        if name.endswith(grid) or not _is_only_tunes(value)
+    ]
     return ConfigurationSpace(name="tune", space=parameters)
+
+
+def _is_only_tunes(value: Any) -> bool:  # noqa: ANN401 - whatever the user has
+    """Whether it is a constant that no space holds."""
+    if isinstance(value, list | tuple):
+        return not _has_a_domain(value)
+    return not isinstance(single(value), sample.Domain | str | int | float | bool | None)
+
+
+def _has_a_domain(value: Any) -> bool:  # noqa: ANN401 - whatever the user has
+    if isinstance(value, Mapping):
+        return "grid_search" in value or any(map(_has_a_domain, value.values()))
+    if isinstance(value, list | tuple):
+        return any(map(_has_a_domain, value))
+    return isinstance(value, sample.Domain)
 
 
 def _check_names(config: Mapping[Any, Any]) -> None:
@@ -353,9 +395,10 @@ def _parameter(name: str, value: Any) -> Any:  # noqa: ANN401 - a hyperparameter
         value = single(value)
         if not isinstance(value, str | int | float | bool | None):
             raise ConfigError(
-                f"param_space[{name!r}] is a {type(value).__name__}; elastix searches "
-                "tune.uniform, loguniform, quniform, randint, choice and their kin, and passes "
-                "constants on. Nothing was started. Use tune.choice in place of grid_search."
+                f"param_space[{name!r}] is a {type(value).__name__} with domains in it, or a "
+                "grid_search; elastix searches tune.uniform, loguniform, quniform, randint, choice "
+                "and their kin. Nothing was started. Use tune.choice in place of grid_search, and "
+                "a mapping in place of a list."
             )
         return Constant(name, value)
     sampler = value.sampler

@@ -76,7 +76,8 @@ def test_what_is_no_domain_is_named(entry):
 
 
 @pytest.mark.parametrize(
-    "value", [tune.grid_search([1, 2]), tune.randn(), tune.sample_from(lambda spec: 1), [1, 2]]
+    "value",
+    [tune.grid_search([1, 2]), tune.randn(), tune.sample_from(lambda spec: 1), [1, tune.randn()]],
 )
 def test_what_only_tune_can_draw_is_named(value):
     with pytest.raises(ConfigError, match=r"param_space\['odd'\]"):
@@ -207,14 +208,38 @@ def test_weights_are_inherited_by_those_who_want_them(tmp_path):
     assert elastix.tune.leave(child, {"x": 1}, score=1.0) == {}
 
 
+def test_it_is_not_restored_before_it_knows_its_space(tmp_path):
+    begun().save(str(tmp_path / "state"))
+    with pytest.raises(ConfigError, match="before it knew a space"):
+        elastix.tune.Search(Drawing()).restore(str(tmp_path / "state"))
+
+
+def test_models_are_left_by_trials_with_any_constants(tmp_path):
+    search = begun(store=tmp_path)
+    config = search.suggest("a")
+    constants = {"sizes": [8, (4, 2)], "loss": torch.nn.MSELoss(), "more": {"dtype": torch.half}}
+    ref = elastix.tune.leave(Net(config["depth"]), {**config, **constants}, score=0.5)
+    with elastix.Store(tmp_path, read_only=True) as store:
+        found = store.get(ref["elastix_ref"]).meta["config"]
+    wanted = {"sizes": [8, [4, 2]], "loss": "MSELoss", "more": {"dtype": "dtype"}}
+    assert {name: found[name] for name in constants} == wanted
+
+
 def test_a_tune_run_with_another_search_alg(cluster, tmp_path):
     def train(config):
+        assert config["sizes"] == [8, 4]
+        assert config["inner"]["loss"](torch.ones(1), torch.ones(1)) == 0
+        assert config["inner"]["none"] == {}
         tune.report({"score": config["x"] * config["inner"]["depth"]})
 
     search = elastix.tune.Search(elastix.Evolution(population=8, sample=4))
     grid = tune.Tuner(
         train,
-        param_space={"x": tune.uniform(0, 1), "inner": {"depth": tune.randint(1, 4)}},
+        param_space={
+            "x": tune.uniform(0, 1),
+            "sizes": [8, 4],
+            "inner": {"depth": tune.randint(1, 4), "loss": torch.nn.MSELoss(), "none": {}},
+        },
         tune_config=tune.TuneConfig(
             metric="score",
             mode="max",
