@@ -72,6 +72,7 @@ _REFUSED: Mapping[str, str] = {
 
 
 _HOOKS = (
+    "set_initial_training_values",
     "_init_training_state",
     "_prepare_for_training",
     "_run_epoch",
@@ -234,25 +235,35 @@ class Trainer(_Trainer):  # type: ignore[misc]
         """
         raise ConfigError(f"{_PEER}.hyperparameter_search: nothing was done. Use elastix.Campaign.")
 
+    def set_initial_training_values(self, args: Any, dataloader: Any, *more: Any) -> Any:  # noqa: ANN401
+        """As Trainer's, whose loop is about to train on this loader.
+
+        Raises:
+            ConfigError: it is another one than the group shares out.
+        """
+        if self._loader is None or dataloader is not self._loader:
+            raise ConfigError(
+                f"get_train_dataloader of a subclass of {_PEER} did not return what that of "
+                f"{_PEER} returns, but a {type(dataloader).__name__}, and nobody could share out "
+                "what it reads. Nothing was trained. Override train_dataset or data_collator "
+                "instead."
+            )
+        return super().set_initial_training_values(args, dataloader, *more)
+
     def _init_training_state(self, max_steps: int, *more: Any) -> tuple[int, int]:  # noqa: ANN401
         """Counters at zero, or the group's; which epoch it is in."""
-        if self._loader is None:
-            raise ConfigError(
-                f"get_train_dataloader of a subclass of {_PEER} did not call that of {_PEER}, so "
-                "nobody could share out what it reads. Nothing was trained. Override "
-                "train_dataset or data_collator instead."
-            )
         super()._init_training_state(max_steps, *more)
-        self._prepared = super()._prepare_for_training(max_steps, self._loader, None)
-        if not isinstance(self._loader.dataset, IterableDataset):  # refused where the epochs begin
-            self._counts_items = self._looks_whether_items_count(self._loader)
+        loader = cast("_Steps", self._loader)  # as set_initial_training_values has seen
+        self._prepared = super()._prepare_for_training(max_steps, loader, None)
+        if not isinstance(loader.dataset, IterableDataset):  # refused where the epochs begin
+            self._counts_items = self._looks_whether_items_count(loader)
             if self._part > self._slice_size:
-                self._check_cut(self._loader)
+                self._check_cut(loader)
         scaler = [] if self.accelerator.scaler is None else [self.accelerator.scaler]
         optimizer = self.optimizer.optimizer
         self._script.add(self.model, self._told, optimizer, self.lr_scheduler, *scaler)
         self._script.track({"trainer": self._progress})
-        self._epochs = self._loader.epochs(self.state.num_train_epochs)
+        self._epochs = loader.epochs(self.state.num_train_epochs)
         self._begun = (first := next(self._epochs, None)) is not None
         return self.state.num_train_epochs if first is None else first, 0
 

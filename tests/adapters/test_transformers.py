@@ -433,6 +433,23 @@ class Own(Trainer):
         return DataLoader(self.train_dataset, 4)
 
 
+class Twice:
+    def __init__(self, loader):
+        self.loader = loader
+
+    def __len__(self):
+        return 2 * len(self.loader)
+
+    def __iter__(self):
+        yield from self.loader
+        yield from self.loader
+
+
+class Around(Trainer):
+    def get_train_dataloader(self):
+        return Twice(super().get_train_dataloader())
+
+
 class TwoPasses(Trainer):
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
         loss = super().compute_loss(model, inputs, False, num_items_in_batch) / 2
@@ -497,6 +514,7 @@ REFUSED = [
         "LengthGroupedSampler",
     ),
     (lambda ctx: trainer(ctx, kind=Own).train(), "get_train_dataloader"),
+    (lambda ctx: trainer(ctx, kind=Around).train(), "get_train_dataloader"),
     (penalised, "another one is not"),
     (lambda ctx: trainer(ctx, kind=TwoPasses).train(), "within compute_loss"),
     (
