@@ -19,6 +19,7 @@ def paragraph(node, pid):
 @pytest.fixture(autouse=True)
 def nothing_is_late(monkeypatch):
     monkeypatch.setattr(Deaths, "_late", set())
+    monkeypatch.setattr(Deaths, "_print", None)
 
 
 @pytest.fixture
