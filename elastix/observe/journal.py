@@ -38,9 +38,6 @@ class Journal:
         stays: the writer is not bound to a driver and goes on without one.
         patience_s: how long another writer, which is about to end, is waited for.
 
-    Attributes:
-        size: bytes of whole lines in it.
-
     Raises:
         Conflict: another process writes it; names that.
         StoreError: it cannot be locked.
@@ -64,17 +61,23 @@ class Journal:
             ) from error
         try:
             self._inode = os.fstat(self._file.fileno()).st_ino
-            self.size = _whole_bytes(path)
-            self._checksum = _checksum_at(path, self.size)
-            if self.size < self._file.seek(0, os.SEEK_END):
-                _check_torn(path, self.size, self._checksum)
-                self._file.truncate(self.size)
+            size = _whole_bytes(path)
+            checksum_there = _checksum_at(path, size)
+            if size < self._file.seek(0, os.SEEK_END):
+                _check_torn(path, size, checksum_there)
+                self._file.truncate(size)
+            self._end = size, checksum_there  # of the file; together, as Ctrl-C may come between
             if is_new:
                 _sync_directory(path.parent)
         except BaseException:
             self._file.close()
             self._lock.close()
             raise
+
+    @property
+    def size(self) -> int:
+        """Bytes of whole lines in it."""
+        return self._end[0]
 
     def append(self, event: Event, sequence: int | None = None) -> None:
         """Add one event; `serial` numbers those that several workers may send.
@@ -99,19 +102,32 @@ class Journal:
                 f"{self.path} cannot hold {str(event)[:200]}: {error}. It was not added. This is a "
                 "bug in elastix."
             ) from error
-        line, after = seal(text, self._checksum)
+        line, after = seal(text, self._end[1])
         rest = memoryview(line)
         try:
             while rest:
                 rest = rest[self._file.write(rest) :]
+            self._end = self.size + len(line), after
         except OSError as error:
             self._torn = StoreError(
                 f"{self.path} cannot be written: {error}. Nothing is added to it any more. Make "
                 "room, then call fit() again: it goes on from the last stored State."
             )
             raise self._torn from error
-        self.size += len(line)
-        self._checksum = after
+        except BaseException:
+            self._settle(line, after)
+            raise
+
+    def _settle(self, line: bytes, after: int) -> None:
+        """Ctrl-C has come while a line was written: it stays if it is whole, else it goes.
+
+        Whoever is interrupted may have more to say, and the next line goes by what is there.
+        """
+        written = os.fstat(self._file.fileno()).st_size - self.size
+        if written == len(line):
+            self._end = self.size + written, after
+        elif written > 0:
+            self._file.truncate(self.size)
 
     def _check_in_place(self) -> None:
         """What is written to a removed file is lost, and its lock keeps nobody out any more.

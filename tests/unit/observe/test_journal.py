@@ -8,7 +8,10 @@ import pytest
 
 from elastix.errors import Corrupt, NotFound, StoreError
 from elastix.events import Resumed, SamplesLeftOut
+from elastix.observe import journal as journal_module
+from elastix.observe import sealed_lines
 from elastix.observe.journal import Journal, Tail, read, read_only
+from tests.interrupts import CtrlC
 
 
 def event(step: int) -> Resumed:
@@ -175,6 +178,45 @@ def test_a_journal_that_was_taken_away_is_written_no_more(tmp_path, how, monkeyp
             journal.append(event(step))
     journal.close()
     assert not path.exists() or not path.read_text()
+
+
+class Short:
+    """A file that takes a part of what it is given, as a disk does that is nearly full."""
+
+    def __init__(self, file):
+        self._file = file
+
+    def write(self, data):
+        return self._file.write(data[:50])
+
+    def __getattr__(self, name):
+        return getattr(self._file, name)
+
+
+@pytest.mark.parametrize("wrap", [Short, lambda file: file])
+def test_ctrl_c_before_any_line_of_an_append_leaves_a_journal_that_goes_on(
+    tmp_path, wrap, monkeypatch
+):
+    """It is heard as soon as the line was handed to the system, before anybody has noted that."""
+    monkeypatch.setattr("elastix.observe.journal._LOOK_EVERY_S", 0.0)
+    files = [journal_module.__file__, sealed_lines.__file__]
+    with Journal(tmp_path / "whole.jsonl") as journal, CtrlC(files) as counted:
+        journal._file = wrap(journal._file)
+        journal.append(event(2))
+    told = set()
+    for number, (place, visits) in enumerate(counted.visits.items()):
+        for visit in range(1, visits + 1):
+            path = tmp_path / f"{number}-{visit}" / "journal.jsonl"
+            with Journal(path) as journal:
+                journal._file = wrap(journal._file)
+                journal.append(event(1))
+                with pytest.raises(KeyboardInterrupt), CtrlC(files, place, visit):
+                    journal.append(event(2))
+                journal.append(event(3))
+            steps = tuple(found.step for found in read(path))
+            assert steps in ((1, 3), (1, 2, 3)), place
+            told.add(steps)
+    assert len(told) == 2, "it came before and after the line was written"
 
 
 @pytest.mark.parametrize("text", [b"", b'{"event":"Resu'])
