@@ -86,6 +86,12 @@ logger = logging.getLogger(__name__)
 _MAX_LOSSES = 3
 _COMPARED = ("metrics", "modes")  # facts that may not change
 _THE_SAME = ("searcher", "space")  # by which a searcher's state is worth something
+_TOLD = {
+    "space": "space",
+    "searcher": "searcher",
+    "rungs": "rule of rungs",
+    "inherit": "mode of inheritance",
+}
 _NAME = 90  # of its characters; the number of a trial follows
 
 
@@ -486,6 +492,14 @@ class Campaign:
                 "one that holds other values or whose modules have changed, and compares their "
                 "scores with those of new ones. Choose another name if they mean something else.",
                 self.name,
+            )
+        others = [key for key in _TOLD if key in before and before[key] != facts[key]]
+        if others and database.count():
+            logger.warning(
+                "campaign %r goes on with another %s than before. Trials of before stay in its "
+                "results, and their scores are compared with those of new ones. Choose another "
+                "name if that is not what you want.",
+                *(self.name, " and another ".join(_TOLD[key] for key in others)),
             )
         if facts["seed"] != self._run.seed:
             logger.warning(

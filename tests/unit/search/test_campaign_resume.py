@@ -119,6 +119,35 @@ def test_another_train_function_is_told_of(tmp_path, caplog):
     assert go(12, plus=1.0) == []
 
 
+@pytest.mark.parametrize(
+    ("other", "what"),
+    [
+        ({"space": Space([Float("x", (0.0, 9.0))])}, "space"),
+        ({"searcher": elastix.Random()}, "searcher"),
+        ({"rungs": Median()}, "rule of rungs"),
+        ({"inherit": elastix.InheritConfig(mode="lp")}, "mode of inheritance"),
+    ],
+)
+def test_another_space_searcher_or_rule_is_told_of(tmp_path, caplog, other, what):
+    def go(trials, **more):
+        caplog.clear()
+        options = {"space": SPACE, "metric": "m", "searcher": elastix.Evolution(), **more}
+        elastix.Campaign(
+            lambda ctx: ctx.report(m=ctx.config["x"]),
+            budget=elastix.Budget(trials=trials),
+            run=elastix.RunConfig(name="c", store=str(tmp_path)),
+            executor=Local(),
+            quiet=True,
+            **options,
+        ).run()
+        return [r.getMessage() for r in caplog.records if " goes on with " in r.getMessage()]
+
+    assert go(2) == go(4) == []
+    (told,) = go(6, **other)
+    assert told.startswith(f"campaign 'c' goes on with another {what} than before.")
+    assert go(8, **other) == []
+
+
 @pytest.mark.parametrize("searcher", [elastix.Random(), elastix.DeepHyper()])
 def test_a_parent_is_asked_for_in_vain_where_the_searcher_knows_none(tmp_path, searcher):
     with pytest.raises(elastix.ConfigError, match=type(searcher).__name__):
