@@ -114,6 +114,8 @@ class Loader:
         self._wholes = 0  # batches in a row that could not be split
         self.turns = 0
         self._told = False  # of that
+        self._abandoned = -1  # in which epoch the last loop was left
+        self._told_of_glances = False
         self._reader = ReadsAhead(self) if source.num_workers else ShareReader(source)
 
     def epochs(self, total: int) -> Iterator["Epoch"]:
@@ -294,7 +296,29 @@ class Loader:
 
     def left(self) -> None:
         """The loop over an epoch was left before its end."""
+        self._abandoned = self.epoch
         self._pace.left()
+
+    def begun_again(self) -> None:
+        """A loop begins: say once if one was left in this epoch with a batch that nobody used.
+
+        A step of slices is drawn again.
+        """
+        unused = self._drawn[self._passed :] if self._source.slices is None else []
+        if not unused or self._abandoned != self.epoch or self._told_of_glances:
+            return
+        self._told_of_glances = True
+        if self._pace.me == unused[0].members[0]:
+            logger.warning(
+                "a batch of %d samples of epoch %d was taken by a loop that was left, as by "
+                "next(iter(epoch)), and another loop over the epoch began with no backward pass in "
+                "between. The second loop does not have that batch again, as one over a DataLoader "
+                "would: its samples are in this step, and no gradient is of them. To look at "
+                "samples take them from epoch.dataset. If the loss is of both batches, nothing is "
+                "wrong.",
+                count(unused[0].spans),
+                self.epoch,
+            )
 
     def next_batch(self) -> Any | None:  # noqa: ANN401 - whatever collate makes
         """This worker's share of the next global batch, or the batch as a step of slices.
@@ -511,6 +535,8 @@ class _Batches:
     def __next__(self) -> Any:  # noqa: ANN401 - whatever collate makes
         if self._draws:
             self._loader.check_done()
+        else:
+            self._loader.begun_again()
         self._draws = True
         batch = self._loader.next_batch()
         self._loader.turns += 1

@@ -471,6 +471,30 @@ def test_the_loader_itself_is_the_epoch_in_progress():
         next(iter(loader))
 
 
+def test_a_batch_that_was_only_looked_at_is_told_of_once(caplog):
+    loader, _ = loader_of(length=12, batch_size=3)
+    for epoch in loader.epochs(3):
+        next(iter(epoch))
+        for _ in epoch:
+            loader.passed()
+            loader.commit((0,))
+    (said,) = caplog.messages
+    assert "a batch of 3 samples of epoch 0 was taken by a loop that was left" in said
+
+
+def test_loops_that_use_their_batches_are_not_told_so(caplog):
+    loader, _ = loader_of(length=12, batch_size=3)
+    for epoch in loader.epochs(3):
+        next(iter(epoch))
+        loader.passed()  # within ctx.accumulate(), say
+        for number, _ in enumerate(epoch):
+            if number == 2:
+                break  # and the next epoch begins with what is left
+            loader.passed()
+            loader.commit((0,))
+    assert not caplog.messages
+
+
 def test_a_break_skips_no_sample():
     loader, _ = loader_of(length=12, batch_size=4)
     used: Counter[int] = Counter()
