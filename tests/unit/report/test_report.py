@@ -319,7 +319,7 @@ def test_a_campaign_says_what_it_was_begun_with_and_by_how_much_its_best_was_tra
     facts = {"rungs": "NoneType()", "code": "f00", "seed": 0, "budget": {"time_s": None}}
     (alone,) = campaign(trials=1).trials
     alone = replace(alone, epochs=3.0, lineage_epochs=3.0)
-    page = campaign_page(replace(campaign(), facts=facts, trials=(alone,)))
+    page = campaign_page(replace(campaign(), facts=facts, trials=(alone,)), "s", None, BEGAN)
     (setup,) = (section for section in page.sections if section.id == "campaign-setup")
     rows = {name.text: value.text for name, value in setup.tables[0].rows}
     expected = {"rungs": "none", "train function (digest)": "f00", "seed": "0"}
