@@ -101,6 +101,7 @@ class TrialsConsole:
         self._running: dict[int, _GroupTrial] = {}
         self._parents: dict[int, int | None] = {}
         self._best: TrialEnded | None = None
+        self._best_is = "best"
         self._store: StoreMeasured | None = None
         self._inherited: list[float] = []
         self._ignored = 0
@@ -154,6 +155,8 @@ class TrialsConsole:
 
     def _start(self, event: CampaignStarted) -> None:
         self._known = event.known
+        if len(event.objectives) > 1:  # none that ended before beats it in all of them
+            self._best_is = "on the front"
         goal = ", ".join(f"{mode} {name}" for name, mode in event.objectives.items())
         after = f"   goes on after {event.known} trials" if event.known else ""
         self._print(f"{self._name} starts   {self._where}", "bold")
@@ -189,7 +192,7 @@ class TrialsConsole:
                 self._tell(f"trial {event.trial} failed: {event.message}", "red")
         elif event.best:
             self._best = event
-            self._tell(f"best  {self._describe(event)}", "green")
+            self._tell(f"{self._best_is}  {self._describe(event)}", "green")
 
     def _end(self, event: CampaignEnded) -> None:
         if self._live is not None:
@@ -204,7 +207,8 @@ class TrialsConsole:
                 "  a larger Budget(trials=..) lets it go on, another RunConfig(name=..) begins anew"
             )
         if self._best is not None:
-            self._print(f"  best  {self._describe(self._best)}")
+            latest = "latest " if self._best_is != "best" else ""
+            self._print(f"  {latest}{self._best_is}  {self._describe(self._best)}")
         for text in self._inheritance():
             self._print(f"  {text}")
         if self._store is not None:
@@ -296,7 +300,7 @@ class TrialsConsole:
             bar(share, self._pace()),
         ]
         if self._best is not None:
-            rows.append(one_line(f"best   {self._describe(self._best)}"))
+            rows.append(one_line(f"{self._best_is}   {self._describe(self._best)}"))
         lines = (group.line for group in tuple(self._running.values()))
         rows += [one_line(line) for line in islice(filter(None, lines), _GROUPS)]
         return Group(*rows, *self._latest)

@@ -207,9 +207,10 @@ class Endings:
 
     def _paused_without_state(self, case: Case) -> None:
         """Its train function prepares no model. Said once; SearchError where States are needed."""
+        reports = "1 report" if len(case.results) == 1 else f"{len(case.results)} reports"
         told = (
-            f"trial {case.trial.number} was paused after {len(case.results)} reports and left no "
-            "State, as its train function does not call ctx.prepare."
+            f"trial {case.trial.number} was paused after {reports} and left no State, as its "
+            "train function does not call ctx.prepare."
         )
         if self._advisers.selects is not None:
             raise SearchError(

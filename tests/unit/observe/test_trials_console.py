@@ -88,6 +88,23 @@ def play(console, clock, *, evil: str = "", look=lambda: None) -> None:
         look()
 
 
+def test_of_several_objectives_no_trial_is_called_the_best():
+    """The latest on the front may be the worst in the first of them."""
+    console, file, _ = console_of(tty=False)
+    opening = next(events())
+    console.show(replace(opening, objectives={"accuracy": "max", "size": "min"}))
+    for number, (accuracy, size) in enumerate([(0.9, 3), (0.1, 1)]):
+        values = {"accuracy": accuracy, "size": size}
+        counts = {"epochs": 1.0, "lineage_epochs": 1.0, "inherited": 0.0, "seconds": 1.0}
+        about = {"state": "finished", "metrics": {}, "ref": "", "best": True, "message": ""}
+        console.show(TrialEnded(trial=number, values=values, **counts, **about))
+    console.show(CampaignEnded(outcome="finished", trials=2, best=1))
+    told = file.getvalue()
+    assert "best" not in told
+    assert "on the front  accuracy 0.9" in told
+    assert "  latest on the front  accuracy 0.1" in told
+
+
 def test_trials_that_are_groups_have_a_line_each(tmp_path):
     file, clock = io.StringIO(), Clock()
     terminal = Terminal(file=file, force_terminal=True, width=120, height=40)
