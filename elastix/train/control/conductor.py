@@ -377,9 +377,13 @@ class Conductor:
         """What was not stored is given up: found the group anew, from a shadow's State or this.
 
         If it is held in parts, by those who hold them: as the next worker, and as long as it is
-        alone nobody else can found the group.
+        alone nobody else can found the group. Nothing is given up if a joiner has come in: what it
+        was given it may have said after all others were lost.
         """
         apart, self._apart, self._going_back = self._apart, None, False
+        if apart is None and self._roster.holders:
+            self._push(self._roster.doubt(self._roster.newest.generation))
+            return self._done()
         if apart is not None and not stored.ref:
             self._fail(apart)  # there is no State that was ever found equal
             return []

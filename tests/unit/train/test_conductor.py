@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 
+from elastix.config import FailureConfig
 from elastix.errors import QuorumLost, ReplicasDiffer, TooManyFailures, TrainError
 from elastix.events import (
     GenerationFormed,
@@ -24,6 +25,7 @@ from elastix.events import (
 from elastix.train.control.actions import EndWorker, KillWorker, Relay, StartWorker, Tell, Write
 from elastix.train.control.conductor import Conductor
 from elastix.train.control.messages import (
+    CaughtUp,
     Diverged,
     Entered,
     Heartbeat,
@@ -38,7 +40,7 @@ from elastix.train.control.messages import (
     Suspect,
     WatchNeighbour,
 )
-from elastix.train.control.terms import Phase
+from elastix.train.control.terms import Phase, RunTerms
 from tests.unit.train.conductor_world import START_S, World, lost
 
 
@@ -641,6 +643,34 @@ def test_another_conductor_finds_one_dead_and_ends_joiners():
     assert sizes(world)[-1] == 3
     ids = [event.worker for event in world.events(WorkerStarted)]
     assert len(ids) == len(set(ids))
+
+
+def test_a_joiner_that_is_in_before_the_run_has_gone_back_goes_on():
+    """It was given the State, and says so when whoever gave it is known to be lost."""
+    terms = RunTerms(
+        founders=1, min_workers=1, max_workers=2, failure=FailureConfig(), first_step_s=0.0
+    )
+    conductor = Conductor(terms)
+    for worker in (0, 1):
+        conductor.room(1, more=False, now=0.0)
+        conductor.hear(worker, Started(pid=1), 0.0)
+        conductor.hear(worker, Ready(("host", worker), ""), 0.0)
+        if worker == 0:
+            conductor.hear(0, Entered(1), 0.0)
+    conductor.hear(1, CaughtUp(), 1.0)
+    assert conductor.membership.members == (0, 1)
+    conductor.died(0, 2.0)
+    conductor.tick(2.0)
+    assert conductor.phase is Phase.GOING_BACK
+    conductor.hear(1, Entered(conductor.membership.generation), 2.1)
+    actions = conductor.went_back(Resumed(step=0, ref=""), 2.2)
+    assert conductor.phase is Phase.RUNNING
+    assert conductor.membership.members == (1,)
+    assert conductor.membership.urgent
+    assert Tell(None, conductor.membership) in actions
+    assert not any(
+        isinstance(action.event, Resumed) for action in actions if isinstance(action, Write)
+    )
 
 
 def test_another_conductor_that_finds_nobody_goes_back():
