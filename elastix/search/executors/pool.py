@@ -43,7 +43,7 @@ from elastix.search.model_sources import StoreOpener
 from elastix.train.on_ray.actor_classes import as_actor
 from elastix.train.on_ray.find_ray import hold_ray, let_go_of_ray
 from elastix.train.on_ray.pickled_train import pickle_train
-from elastix.train.on_ray.room import check_capacity, fit_on_nodes
+from elastix.train.on_ray.room import check_capacity, fit_on_nodes, how_to_make_room
 from elastix.train.on_ray.worker_handle import WorkerHandle
 
 logger = logging.getLogger(__name__)
@@ -442,8 +442,7 @@ class Pool:
         elif time.monotonic() - self._opened_s > limit_s:
             raise SearchError(
                 f"no worker of the pool was ready within start_timeout_s={limit_s:g}; free are "
-                f"{ray.available_resources()}. Nothing is lost. Stop what else runs on the "
-                "cluster, or wait longer."
+                f"{ray.available_resources()}. Nothing is lost. {how_to_make_room()}"
             )
 
 

@@ -107,7 +107,18 @@ def reserve(
     raise QuorumLost(
         f"the cluster had no room for {least} workers with {wanted} each within "
         f"start_timeout_s={timeout_s:g}; free are {ray.available_resources()}. Nothing was "
-        "started. Stop what else runs there, or wait longer."
+        f"started. {how_to_make_room()}"
+    )
+
+
+def how_to_make_room() -> str:
+    """What to do where nothing is free: a trial cannot wait for its own campaign to end."""
+    if ray.get_runtime_context().get_actor_id() is None:
+        return "Stop what else runs on the cluster, or wait longer."
+    return (
+        "This was called within an actor of Ray. If that is a trial, the workers of its campaign "
+        "take all the room there is: train in the trial itself, by its ctx, or give a campaign "
+        "within it executor=elastix.search.executors.serial.Local()."
     )
 
 

@@ -1,6 +1,7 @@
 """A run that no cluster of this size can hold is refused, and says what would fit."""
 
 import re
+from types import SimpleNamespace
 
 import pytest
 
@@ -63,3 +64,10 @@ def test_what_is_advised_fits_and_is_not_what_was_asked_for(nodes, asked, advice
         room.check_capacity(
             elastix.ScalingConfig(**{**asked, "cpus_per_worker": float(found.group(1))})
         )
+
+
+@pytest.mark.parametrize(("actor", "advice"), [(None, "or wait longer"), ("1f", "by its ctx")])
+def test_a_trial_is_not_told_to_wait_for_the_end_of_its_own_campaign(monkeypatch, actor, advice):
+    context = SimpleNamespace(get_actor_id=lambda: actor)
+    monkeypatch.setattr(room.ray, "get_runtime_context", lambda: context)
+    assert advice in room.how_to_make_room()
