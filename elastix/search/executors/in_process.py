@@ -1,10 +1,8 @@
 """One piece of work in this process, at world size 1. No Ray: the executors' common core."""
 
-import os
+import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from functools import partial
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +10,7 @@ import torch
 
 from elastix.config import CheckpointConfig
 from elastix.events import AncestorIgnored, Event, Reported, StateStored, TensorsInherited
+from elastix.search.executors import outside_generators, process_settings
 from elastix.search.executors.executor import Ended, EndedKind, TrainFunction, Work, WorkReport
 from elastix.search.executors.trial_memory import PeakMemory, out_of_memory, refused_bytes
 from elastix.state import Ref
@@ -23,30 +22,6 @@ from elastix.train.replica.train_function import let_go_of_memory
 _NOWHERE = Path("/nonexistent")  # States go to the model source; nothing is written to a directory
 _CHECKPOINT = CheckpointConfig()
 _OWN = ("final", "paused")  # why a run leaves its State to the model source, and not to itself
-_TO_RETURN = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY  # without the right to read it
-
-
-def _set_default_device(device: torch.device) -> None:
-    """The CPU is the default without any, and then no operator looks for one."""
-    torch.set_default_device(None if device.type == "cpu" else device)
-
-
-def _flag(of: Any, name: str) -> tuple[Callable[[], Any], Callable[[Any], object]]:  # noqa: ANN401
-    return partial(getattr, of, name), partial(setattr, of, name)
-
-
-_SETTINGS: tuple[tuple[Callable[[], Any], Callable[[Any], object]], ...] = (
-    (torch.get_default_device, _set_default_device),
-    (torch.get_default_dtype, torch.set_default_dtype),
-    (torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode),
-    (torch.get_num_threads, torch.set_num_threads),
-    (torch.is_grad_enabled, torch.set_grad_enabled),
-    (torch.is_anomaly_enabled, torch.set_anomaly_enabled),
-    (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
-    *(_flag(torch.backends.cudnn, name) for name in ("enabled", "benchmark", "deterministic")),
-    _flag(torch.backends.mkldnn, "enabled"),
-)
-"""Of torch in this process: how each is read and set."""
 
 
 class Findings:
@@ -87,8 +62,8 @@ def execute(
     """Run a piece of work to its end, here. Raises nothing but KeyboardInterrupt.
 
     The train function has the very config of `work`, and may change it. It may change the working
-    folder, the environment and torch's settings as well: the next one begins with those with which
-    this one began.
+    folder, the environment and settings as well, and draw from generators that it finds outside of
+    itself: the next one begins with what this one began with.
     """
     settings = Settings(
         directory=_NOWHERE,
@@ -104,9 +79,10 @@ def execute(
     found = Findings(work.number, tell)
     started_s, began = time.time(), time.monotonic()
     memory = PeakMemory(device or torch.device("cpu"))
-    with _folder_kept(), _environment_kept(), _settings_kept():
+    with process_settings.kept(), outside_generators.kept(train):
         outcome = run_alone(train, work.config, settings, found.hear, device=device, halted=halted)
     kind, peak = _kind(outcome), memory.read()
+    _forget_compiled()
     if kind is EndedKind.STARVED and peak:
         peak += refused_bytes(_summary(outcome))  # what it would have come to
     if device is not None and device.type == "cuda":
@@ -130,57 +106,11 @@ def execute(
     )
 
 
-@contextmanager
-def _folder_kept() -> Iterator[None]:
-    """Leave the working folder as it was; it may have been renamed or removed meanwhile."""
-    try:
-        folder = os.open(".", _TO_RETURN)
-    except OSError:  # there is none to come back to
-        yield
-        return
-    try:
-        yield
-    finally:
-        os.fchdir(folder)
-        os.close(folder)
-
-
-@contextmanager
-def _environment_kept() -> Iterator[None]:
-    """Leave the environment as it was, so that no trial depends on those before it here.
-
-    What libraries set in C stays: `os.environ` does not know it. Those that set something from
-    Python, as torch's compiler does for its cache, look for it again before they use it.
-    """
-    before = dict(os.environ)
-    try:
-        yield
-    finally:
-        for name in os.environ.keys() - before.keys():
-            del os.environ[name]
-        for name, was in before.items():  # without need nothing is set: other threads may read
-            if os.environ.get(name) != was:
-                os.environ[name] = was
-
-
-@contextmanager
-def _settings_kept() -> Iterator[None]:
-    """Leave torch's settings as they were. Those that have not changed are not set again."""
-    before = [_read(get) for get, _ in _SETTINGS]
-    try:
-        yield
-    finally:
-        for (get, put), was in zip(_SETTINGS, before, strict=True):
-            if was is not None and _read(get) != was:
-                put(was)
-
-
-def _read(get: Callable[[], Any]) -> Any:  # noqa: ANN401 - of any setting
-    """None if torch cannot say: of precisions there are older names, and they may not fit."""
-    try:
-        return get()
-    except RuntimeError:
-        return None
+def _forget_compiled() -> None:
+    """Have torch compile the next trial as the first: other shapes would be compiled as dynamic."""
+    compiler = sys.modules.get("torch._dynamo.convert_frame")
+    if getattr(compiler, "FRAME_COUNTER", 0):
+        torch.compiler.reset()
 
 
 def _kind(outcome: Outcome) -> EndedKind:

@@ -175,9 +175,9 @@ class LoneWorker(PoolWorker):
 
     def _carry_out(self, work: Work, halted: Callable[[], bool]) -> Ended:
         if self._unpickled is None:
-            self._unpickled = ray.cloudpickle.loads(self._train)
+            self._unpickled = _interrupted(ray.cloudpickle.loads(self._train))
         ended = execute(
-            _interrupted(self._unpickled),
+            self._unpickled,
             work,
             worker=f"worker {self._number} pid {os.getpid()}",
             tell=self._reports.tell,

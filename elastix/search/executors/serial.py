@@ -1,5 +1,6 @@
 """Trials one after the other in this process: for tests, and for a debugger."""
 
+import threading
 from collections import deque
 from collections.abc import Sequence
 from copy import deepcopy
@@ -11,9 +12,14 @@ from elastix.search.executors.in_process import execute
 from elastix.search.executors.trial_memory import resident
 from elastix.search.model_sources import StoreDirectory, let_go
 
+_one_at_a_time = threading.RLock()  # random numbers and settings are the process's
+
 
 class Local:
-    """Runs what was submitted inside of `poll`. Nothing survives a crash of the train function."""
+    """Runs what was submitted inside of `poll`. Nothing survives a crash of the train function.
+
+    Campaigns in several threads take turns: two trials at once would share random numbers.
+    """
 
     def __init__(self) -> None:
         self._train: TrainFunction | None = None
@@ -57,9 +63,10 @@ class Local:
         is_halted = work.number in self._halted
         self._halted.discard(work.number)
         told: list[WorkReport | Ended] = []
-        ended = execute(
-            self._train, work, worker="local", tell=told.append, halted=lambda: is_halted
-        )
+        with _one_at_a_time:
+            ended = execute(
+                self._train, work, worker="local", tell=told.append, halted=lambda: is_halted
+            )
         return [*told, ended]
 
     def halt(self, number: int) -> None:

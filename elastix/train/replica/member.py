@@ -108,7 +108,7 @@ class Member:
         self.processes = WorkerProcesses(self.me, settings, self._driver, inbox)
         self._reducer: Reducer | None = None
         self._before_inheriting: used_models.Looks = ()
-        self._counts: used_models.Counts | None = None
+        self._used = used_models.Used()
         self._tracked = TrackedObjects()
         self._inheritance = Inheritance(settings.model_source)
         self._catch_up: CatchUpSender | None = None
@@ -282,10 +282,11 @@ class Member:
         if self._reducer is not None:
             raise refusals.prepared_twice()
         if self.settings.alone:
-            used_models.check(objects)
+            self._used.check(objects)
         live = self._tracked
         live.before_step = self._before_optimizer
         live.after_step = self._steps.rewind.after_optimizer
+        live.before_held_step = self._steps.rewind.before_held_optimizer
         had_gradients = live.prepare(objects, self.device)
         event = self._inheritance.prepared(live)
         if event is not None:
@@ -317,7 +318,7 @@ class Member:
             logger.warning(refusals.GRADIENTS_DROPPED)
         if self.settings.alone:
             before, self._before_inheriting = self._before_inheriting, ()
-            self._counts = used_models.counts(live.modules.values(), before)
+            self._used.begin(objects, before)
 
     def _make_reducer(self) -> Reducer:
         settings, exchange = self.settings, self.settings.exchange
@@ -359,7 +360,11 @@ class Member:
 
     def track(self, objects: Mapping[str, Stateful]) -> None:
         """Make further objects part of the State, by name."""
+        if self.settings.alone:
+            self._used.check(objects.values())
         self._tracked.track(objects)
+        if self.settings.alone:
+            self._used.begin(objects.values())
 
     def inherit(
         self, model: torch.nn.Module, rehearsal: Rehearsal | None
@@ -658,6 +663,4 @@ class Member:
         if self._reducer is not None:
             self._reducer.close()
         self._tracked.close()
-        if self._counts is not None:
-            used_models.leave(self._tracked.modules.values(), self._counts)
-            self._counts = None
+        self._used.leave()

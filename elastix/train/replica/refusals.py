@@ -84,12 +84,21 @@ def prepared_twice() -> ConfigError:
 
 
 def trained_before(name: str) -> ConfigError:
-    """A model that is not built in the train function is given to ctx.prepare by a further run."""
+    """A model that is not built in the train function is trained by a further run."""
     return ConfigError(
-        f"ctx.prepare got a model whose {name!r} is as an earlier trial of this process has left "
+        f"{name} is as an earlier trial of this process has left it, and this trial was to train "
         "it: the model, or the tensors that it was made of, were built outside of the train "
-        "function, so all trials of a worker share them. Nothing was trained. Build them in the "
+        "function, so all trials of a worker share them. The trial ends. Build them in the "
         "function, or train a copy: copy.deepcopy(model), tensor.clone()."
+    )
+
+
+def used_before(kind: str) -> ConfigError:
+    """An optimizer, or another object with a state, goes on where an earlier run has stopped."""
+    return ConfigError(
+        f"ctx.prepare or ctx.track got an object ({kind}) whose state is as an earlier trial of "
+        "this process has left it: it was made outside of the train function, so all trials of a "
+        "worker share it. The trial ends. Make it in the function."
     )
 
 

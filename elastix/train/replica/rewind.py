@@ -16,7 +16,8 @@ loop was seen to do so, and when this worker's first one does, since nobody has 
 
 Some loops have an optimizer use its gradients when the next batch is there. They are no part of a
 State, and are gone when the step is done again: what was made of them stays. What such a loop has
-changed by itself before that cannot be told from it.
+changed by itself before that cannot be told from it, nor can what an object has that holds the
+optimizer.
 
 A further pass on a batch is a step that is not done again: the loop goes on after it. Nothing is
 put back for it.
@@ -114,6 +115,15 @@ class Rewind:
     def before_optimizer(self) -> None:
         """One takes a step. Before the first pass it has the gradients of the step before."""
         self._mixed |= self.first and self._moved
+
+    def before_held_optimizer(self, optimizer: torch.optim.Optimizer, closure: bool) -> None:
+        """One that another object holds takes a step, which changes that object's state as well.
+
+        Before the first pass, that cannot be told from what the object itself has changed.
+        """
+        groups = optimizer.param_groups
+        used = any(parameter.grad is not None for group in groups for parameter in group["params"])
+        self._mixed |= self.first and used and not closure  # which runs a pass of its own
 
     def after_optimizer(self) -> None:
         """It has: what it has made of them stays."""

@@ -17,6 +17,7 @@ from elastix.errors import StoreError
 from elastix.events import Event
 from elastix.store import Store
 from elastix.train.control.messages import FromWorker, Outcome
+from elastix.train.replica import used_models
 from elastix.train.replica.context import Context
 from elastix.train.replica.link import Settings
 from elastix.train.replica.member import Member
@@ -90,6 +91,7 @@ def run_alone(
 
     member.on_phase(look)
     try:
-        return run_train(train, member, config)
+        with used_models.optimizers_watched():
+            return run_train(train, member, config)
     finally:
         member.close()

@@ -54,6 +54,7 @@ class TrackedObjects:
         before_step: called with one of these optimizers before it takes a step, and whether that
             step has a closure; may raise.
         after_step: called after that.
+        before_held_step: the same, with one that another of these objects holds.
     """
 
     def __init__(self) -> None:
@@ -66,6 +67,7 @@ class TrackedObjects:
         self.whole: frozenset[str] = frozenset()
         self.before_step: Callable[[torch.optim.Optimizer, bool], None] = lambda *_: None
         self.after_step: Callable[[], None] = lambda: None
+        self.before_held_step: Callable[[torch.optim.Optimizer, bool], None] = lambda *_: None
         self._outer: torch.optim.Optimizer | None = None
         self._groups: dict[torch.optim.Optimizer, int] = {}  # how many each was given with
         self._unclaimed = State({})
@@ -469,7 +471,9 @@ def _watch_optimizers(live: TrackedObjects) -> None:
         closure = any(map(callable, (*args[1:], *kwargs.values())))
         if any(optimizer is other for other in alive.others.values()):
             alive.before_step(optimizer, closure)
-        elif not any(optimizer is one for other in alive.others.values() for one in _held(other)):
+        elif any(optimizer is one for other in alive.others.values() for one in _held(other)):
+            alive.before_held_step(optimizer, closure)
+        else:
             return None
         let_go = partial(_let_go_if_void, reference, weakref.ref(optimizer))
         let_go()

@@ -1,16 +1,25 @@
 """Trials that do what no train function should: the campaign goes on, and its tables are true."""
 
 import copy
+import logging
 import os
+import random
+import signal
+import sys
+import threading
+import warnings
 from fractions import Fraction
 from functools import partial
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
 import torch
+import torch.nn.modules.module as every_module
 from ConfigSpace import ConfigurationSpace
+from torch.optim.optimizer import _global_optimizer_pre_hooks
 
 import elastix
 from elastix.errors import NotFound
@@ -58,6 +67,31 @@ def test_what_an_executor_would_not_hear_of_is_refused(tmp_path, name):
             print, space=SPACE, metric="m", budget=elastix.Budget(trials=1), executor=Local(),
             **{name: given[name]},
         )  # fmt: skip
+
+
+def test_campaigns_in_two_threads_take_turns(tmp_path):
+    """Each drew the other's random numbers, and put the other's settings back."""
+    begun, threads, overlapped = threading.Event(), [], []
+
+    def second(ctx):
+        begun.set()
+        ctx.report(m=1.0)
+
+    def first(ctx):
+        other = threading.Thread(target=search, args=(tmp_path / "second", second, 1))
+        other.start()
+        threads.append(other)
+        overlapped.append(begun.wait(1.0))
+        ctx.report(m=1.0)
+
+    def nested(ctx):
+        ctx.report(m=search(tmp_path / "nested", second, 1).best.values["m"])
+
+    search(tmp_path / "first", first, 1)
+    threads[0].join()
+    assert overlapped == [False]
+    assert begun.is_set()
+    assert [trial.state for trial in search(tmp_path / "outer", nested, 1)] == ["finished"]
 
 
 class Silent(Exception):
@@ -131,8 +165,13 @@ def test_a_trial_that_changes_its_working_folder_leaves_the_next_one_its_own(tmp
     assert {t.state for t in results} == {"finished", "failed"}
 
 
-def change_cudnn(name):
-    setattr(torch.backends.cudnn, name, not getattr(torch.backends.cudnn, name))
+def flag(of, name, value=None):
+    """How it is read, and changed: to the opposite, if no value is given."""
+
+    def change():
+        setattr(of, name, not getattr(of, name) if value is None else value)
+
+    return partial(getattr, of, name), change
 
 
 @pytest.mark.parametrize(
@@ -145,11 +184,40 @@ def change_cudnn(name):
         (torch.get_deterministic_debug_mode, lambda: torch.set_deterministic_debug_mode("warn")),
         (torch.is_anomaly_enabled, lambda: torch.set_anomaly_enabled(True)),
         (torch.get_float32_matmul_precision, lambda: torch.set_float32_matmul_precision("medium")),
-        (lambda: torch.backends.cudnn.benchmark, partial(change_cudnn, "benchmark")),
-        (lambda: torch.backends.cudnn.deterministic, partial(change_cudnn, "deterministic")),
+        *(flag(torch.backends.cudnn, name) for name in ("enabled", "benchmark", "deterministic")),
+        flag(torch.backends.cudnn, "allow_tf32"),
+        *(flag(torch.backends.mkldnn, name) for name in ("enabled", "deterministic")),
+        (
+            partial(torch.is_autocast_enabled, "cpu"),
+            partial(torch.set_autocast_enabled, "cpu", True),
+        ),
+        (
+            partial(torch.get_autocast_dtype, "cpu"),
+            partial(torch.set_autocast_dtype, "cpu", torch.float16),
+        ),
+        (lambda: (torch.tensor(1e-40) * 1).item(), partial(torch.set_flush_denormal, True)),
+        (
+            torch.backends.cuda.flash_sdp_enabled,
+            lambda: torch.backends.cuda.enable_flash_sdp(False),
+        ),
+        (np.geterr, partial(np.seterr, all="raise")),
+        (lambda: list(warnings.filters), partial(warnings.simplefilter, "error")),
+        (
+            lambda: list(logging.root.handlers),
+            lambda: logging.root.addHandler(logging.NullHandler()),
+        ),
+        flag(logging.root, "level", 5),
+        (
+            partial(signal.getsignal, signal.SIGINT),
+            partial(signal.signal, signal.SIGINT, signal.SIG_IGN),
+        ),
+        (
+            lambda: len(every_module._global_forward_hooks),
+            lambda: every_module.register_module_forward_hook(lambda *_: None),
+        ),
     ],
 )
-def test_what_a_trial_sets_in_torch_is_not_so_for_the_next(tmp_path, get, change):
+def test_what_a_trial_sets_in_its_process_is_not_so_for_the_next(tmp_path, get, change):
     """One that computes in float64, say, had all later ones of its worker do so."""
     before, begun = get(), []
 
@@ -172,6 +240,38 @@ def test_what_a_trial_sets_in_torch_is_not_so_for_the_next(tmp_path, get, change
         torch.set_deterministic_debug_mode("default")
         torch.set_anomaly_enabled(False)
         torch.set_float32_matmul_precision("highest")
+
+
+def test_what_a_module_sets_while_it_is_imported_stays(tmp_path, monkeypatch):
+    """It is imported by the first trial of a worker, and the others ran without it."""
+    (tmp_path / "of_the_user.py").write_text(
+        "import os, torch, warnings\n"
+        "os.environ['ELASTIX_TEST_IMPORTED'] = 'by the module'\n"
+        "torch.set_default_dtype(torch.float64)\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    begun = []
+
+    def train(ctx):
+        torch.set_float32_matmul_precision("medium")
+        import of_the_user  # noqa: F401
+
+        there = os.environ.get("ELASTIX_TEST_IMPORTED"), torch.get_default_dtype()
+        begun.append((*there, warnings.filters[0][0]))
+        os.environ["ELASTIX_TEST_IMPORTED"] = "by the trial"
+        warnings.simplefilter("error")
+        ctx.report(m=1.0)
+
+    try:
+        search(tmp_path / "store", train, 3)
+        assert set(begun) == {("by the module", torch.float64, begun[0][2])}
+        assert os.environ["ELASTIX_TEST_IMPORTED"] == "by the module"
+        assert torch.get_float32_matmul_precision() == "highest"
+        assert "exec_module" not in vars(SourceFileLoader)
+    finally:
+        os.environ.pop("ELASTIX_TEST_IMPORTED", None)
+        torch.set_default_dtype(torch.float32)
+        sys.modules.pop("of_the_user", None)
 
 
 def test_what_a_trial_sets_in_the_environment_is_not_so_for_the_next(tmp_path, monkeypatch):
@@ -219,6 +319,176 @@ def test_a_trial_does_not_go_on_from_what_another_has_trained(tmp_path):
     for trial in others:
         assert trial.state == "failed"
         assert "'weight' is as an earlier trial of this process has left it" in trial.traceback
+
+
+class Drawing:
+    """A dataset with random numbers of its own."""
+
+    def __init__(self):
+        self.random = np.random.default_rng(0)
+
+    def __getitem__(self, index):
+        return self.random.random()
+
+
+OF_THE_SCRIPT = random.Random(0)
+
+
+def of_the_script():
+    return OF_THE_SCRIPT.random()
+
+
+def drawing():
+    """By name, what draws a number from a generator that stands outside of the train function."""
+    of_torch, of_numpy = torch.Generator().manual_seed(0), np.random.default_rng(0)
+    older, dataset, kept = np.random.RandomState(0), Drawing(), {"rng": [random.Random(0)]}
+    return {
+        "torch": lambda: torch.rand(1, generator=of_torch).item(),
+        "numpy": lambda: of_numpy.random(),
+        "RandomState": lambda: older.rand(),
+        "dataset": lambda: dataset[0],
+        "kept": lambda generators=kept: generators["rng"][0].gauss(0, 1),
+        "script": of_the_script,
+    }
+
+
+@pytest.mark.parametrize("kind", drawing())
+def test_a_generator_outside_begins_each_trial_as_the_first(tmp_path, kind):
+    """A trial's score hung on how many its worker had run before it."""
+    draw = drawing()[kind]
+
+    def train(ctx):
+        ctx.report(m=draw() + draw())
+        if ctx.config["x"] < 0.5:
+            raise ValueError("in the middle")
+
+    trials = search(tmp_path, train, 8)
+    assert len({str(trial.metrics["m"]) for trial in trials if trial.metrics}) == 1
+
+
+def test_each_trial_is_compiled_as_the_first(tmp_path):
+    """All but the first were compiled for any shape."""
+    shapes = iter(range(2, 13))
+    begun = []
+
+    def train(ctx):
+        compiled = []
+
+        def backend(graph, inputs):
+            compiled.append(any(isinstance(one, torch.SymInt) for one in inputs))
+            return graph.forward
+
+        model = torch.compile(torch.nn.Linear(2, 2), backend=backend)
+        model(torch.ones(next(shapes), 2))
+        begun.append(compiled)
+        ctx.report(m=1.0)
+
+    search(tmp_path, train, 11)
+    assert begun == [[False]] * 11
+
+
+def hooks():
+    return len(_global_optimizer_pre_hooks)
+
+
+def test_nor_if_neither_is_given_to_ctx_prepare(tmp_path):
+    """As loops of other libraries do it: an optimizer's first step tells what it trains."""
+    outside, hooks_before = torch.nn.Linear(1, 1), hooks()
+
+    def train(ctx):
+        before = outside.weight.item()
+        optimizer = torch.optim.SGD(outside.parameters(), lr=0.1)
+        outside(torch.ones(1, 1)).sum().backward()
+        optimizer.step()
+        ctx.report(m=before)
+
+    first, *others = search(tmp_path, train)
+    assert first.state == "finished"
+    for trial in others:
+        assert trial.state == "failed"
+        assert "[1, 1] is as an earlier trial of this process has left it" in trial.traceback
+    assert hooks() == hooks_before
+
+
+class Meter:
+    def __init__(self):
+        self.state = {"steps": 0}
+
+    def state_dict(self):
+        return self.state
+
+    def load_state_dict(self, state):
+        self.state = state
+
+
+def used_outside(kind, anew=lambda made: None):
+    """A train function that finds something beside its model outside of itself."""
+    model = torch.nn.Linear(1, 1)
+    begin = copy.deepcopy(model.state_dict())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    other = {
+        "optimizer": lambda: optimizer,
+        "scheduler": lambda: torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9),
+        "scaler": lambda: torch.amp.GradScaler("cpu", growth_interval=1),
+        "average": lambda: torch.optim.swa_utils.AveragedModel(model),
+        "meter": Meter,
+    }[kind]()
+
+    def train(ctx):
+        model.load_state_dict(begin)
+        anew(other)
+        mine = torch.optim.SGD(model.parameters(), lr=0.1)
+        if kind == "optimizer":
+            ctx.prepare(model, other)
+        elif kind in ("average", "meter"):
+            ctx.track(other=other)
+            ctx.prepare(model, mine)
+        else:
+            ctx.prepare(model, mine, other)
+        loss = model(torch.ones(1, 1)).sum()
+        (other.scale(loss) if kind == "scaler" else loss).backward()
+        if kind == "scaler":
+            other.step(mine)
+            other.update()
+        else:
+            (other if kind == "optimizer" else mine).step()
+        if kind == "scheduler":
+            other.step()
+        if kind == "average":
+            other.update_parameters(model)
+        if kind == "meter":
+            other.state["steps"] += 1
+        ctx.report(m=1.0)
+
+    return train
+
+
+@pytest.mark.parametrize("kind", ["optimizer", "scheduler", "scaler", "average", "meter"])
+def test_what_else_a_trial_has_used_is_no_beginning_of_the_next(tmp_path, kind):
+    """Moments, rates, scales and averages passed on, though the model had begun anew."""
+    first, *others = search(tmp_path, used_outside(kind))
+    assert first.state == "finished", first.traceback
+    for trial in others:
+        assert trial.state == "failed"
+        assert "earlier trial of this process has left it" in trial.traceback
+
+
+@pytest.mark.parametrize(
+    ("kind", "anew"),
+    [
+        ("optimizer", lambda optimizer: optimizer.state.clear()),
+        ("meter", lambda meter: meter.load_state_dict({"steps": 0})),
+        ("average", lambda average: average.load_state_dict(copy.deepcopy(average.first))),
+    ],
+)
+def test_but_one_that_begins_anew_may_be_used_again(tmp_path, kind, anew):
+    def renew(other):
+        if kind == "average" and not hasattr(other, "first"):
+            other.first = copy.deepcopy(other.state_dict())
+        anew(other)
+
+    trials = search(tmp_path, used_outside(kind, renew))
+    assert {trial.state for trial in trials} == {"finished"}, trials[1].traceback
 
 
 @pytest.mark.parametrize(
@@ -302,6 +572,33 @@ def test_nor_from_memory_that_another_has_trained(tmp_path, make):
         assert "'weight' is as an earlier trial of this process has left it" in trial.traceback
 
 
+def parts_of_what_all_share(cuts, renew=lambda part: part):
+    shared, cut = torch.zeros(8, 2), iter(cuts)
+
+    def make():
+        part = renew(shared[slice(*next(cut))])
+        return torch.nn.Embedding.from_pretrained(part, freeze=False)
+
+    return make
+
+
+def test_nor_from_a_part_of_it(tmp_path):
+    """Trials with layers of different widths, which are cut out of one tensor."""
+    make = parts_of_what_all_share([(0, 4), (1, 8), (0, 3)])
+    first, *others = search(tmp_path, shared_memory(make))
+    assert first.state == "finished"
+    for trial in others:
+        assert "'weight' is as an earlier trial of this process has left it" in trial.traceback
+
+
+def other_parts():
+    return parts_of_what_all_share([(0, 2), (2, 4), (4, 8)])
+
+
+def renewed_parts():
+    return parts_of_what_all_share([(0, 4), (1, 8), (0, 3)], lambda part: part.normal_())
+
+
 def copied_state():
     before = torch.nn.Embedding(4, 2).state_dict()
 
@@ -336,7 +633,16 @@ def new_arrays():
 
 
 @pytest.mark.parametrize(
-    "make", [copied_state, deep_copies, cloned_vectors, renewed_vectors, new_arrays]
+    "make",
+    [
+        copied_state,
+        deep_copies,
+        cloned_vectors,
+        renewed_vectors,
+        new_arrays,
+        other_parts,
+        renewed_parts,
+    ],
 )
 def test_a_model_that_is_made_anew_is_new(tmp_path, make):
     results = search(tmp_path, shared_memory(make()))

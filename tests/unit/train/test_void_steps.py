@@ -227,6 +227,56 @@ def test_what_was_decayed_before_the_optimizer_moved_on_cannot_be_told_from_that
     assert "a parameter of the model" in str(outcome.error)
 
 
+class Holder:
+    """An object of the user's that has an optimizer, as a wrapper of Lookahead has."""
+
+    def __init__(self, optimizer):
+        self.optimizer = optimizer
+
+    def state_dict(self):
+        return self.optimizer.state_dict()
+
+    def load_state_dict(self, state):
+        self.optimizer.load_state_dict(state)
+
+    def step(self):
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+
+
+@pytest.mark.parametrize("late", [True, False])
+def test_gradients_that_a_held_optimizer_uses_a_batch_later_are_not_lost(tmp_path, late):
+    """Parameters were put back to what they had been before that, and the run ended green."""
+
+    def learned(directory, rows, bad):
+        found = {}
+
+        def train(ctx):
+            torch.manual_seed(0)
+            model = torch.nn.Linear(4, 1)
+            holder = Holder(torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.5))
+            ctx.prepare(model, holder)
+            for epoch in ctx.loader(TensorDataset(rows), batch_size=4, shuffle=False).epochs(1):
+                for number, (x,) in enumerate(epoch):
+                    if late:
+                        holder.step()
+                    (loss_of(model, x) * (float("nan") if number == bad else 1)).backward()
+                    if not late:
+                        holder.step()
+            found.update(model.state_dict())
+
+        return found, run_alone(train, {}, solo(directory, guard=Guard()), print)
+
+    quiet, _ = learned(tmp_path / "quiet", torch.cat([ROWS[:8], ROWS[12:]]), None)
+    found, outcome = learned(tmp_path / "void", ROWS, 2)
+    if late:
+        assert isinstance(outcome.error, TrainError)
+        assert "a parameter of the model" in str(outcome.error)
+        return
+    for name, value in quiet.items():
+        torch.testing.assert_close(found[name], value, msg=name)
+
+
 class Counting(torch.optim.SGD):
     """Has state that is no parameter's, and moves it without gradients, too."""
 
