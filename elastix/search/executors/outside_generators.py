@@ -94,6 +94,7 @@ def _parts(one: Any) -> Iterator[Any]:  # noqa: ANN401 - anything
         if not _is_of_library(one.__module__):
             yield from vars(one).values()
     elif not isinstance(one, ModuleType):
+        yield type(one)
         try:  # a stand-in for something else is not asked for that
             yield from object.__getattribute__(one, "__dict__").values()
         except AttributeError:

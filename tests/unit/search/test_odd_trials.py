@@ -324,6 +324,8 @@ def test_a_trial_does_not_go_on_from_what_another_has_trained(tmp_path):
 class Drawing:
     """A dataset with random numbers of its own."""
 
+    of_all = random.Random(0)
+
     def __init__(self):
         self.random = np.random.default_rng(0)
 
@@ -347,6 +349,7 @@ def drawing():
         "numpy": lambda: of_numpy.random(),
         "RandomState": lambda: older.rand(),
         "dataset": lambda: dataset[0],
+        "class": lambda: dataset.of_all.random(),
         "kept": lambda generators=kept: generators["rng"][0].gauss(0, 1),
         "script": of_the_script,
     }
