@@ -8,10 +8,14 @@ import socket
 import sys
 import tempfile
 import threading
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import ray
+from ray._private import services
 from ray._private.utils import read_ray_address
 
 from elastix.errors import ConfigError
@@ -20,6 +24,7 @@ from elastix.interrupts import heeding
 logger = logging.getLogger(__name__)
 
 _NO_FILES = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT)
+_POPEN = "ConsolePopen"  # with which Ray starts its processes
 _TOKENS = "ray._private.authentication.authentication_token_setup"
 
 
@@ -100,7 +105,8 @@ def init_ray(address: str | None, **options: Any) -> None:  # noqa: ANN401 - of 
     before = signal.getsignal(signal.SIGTERM)
     with heeding() as has_come:
         try:
-            ray.init(address, **options)
+            with _groups_of_their_own():
+                ray.init(address, **options)
         except OSError as error:
             reason = _why_not(error)
             if not reason:
@@ -112,6 +118,25 @@ def init_ray(address: str | None, **options: Any) -> None:  # noqa: ANN401 - of 
                 signal.signal(signal.SIGTERM, kept or _end)
             if has_come(signal.SIGTERM):
                 signal.raise_signal(signal.SIGTERM)  # Ray may have lost it
+
+
+@contextmanager
+def _groups_of_their_own() -> Iterator[None]:
+    """Ray's processes do not get what is sent to the process group of this one.
+
+    `timeout`, and others that end a program in good order, send SIGTERM to all of the group. If Ray
+    ended by that, the run could not be told, and its workers would train on until Ray gives up.
+    Where this process dies, the kernel ends Ray's all the same.
+    """
+    popen = getattr(services, _POPEN, None)
+    if popen is None:
+        yield
+        return
+    setattr(services, _POPEN, partial(popen, process_group=0))
+    try:
+        yield
+    finally:
+        setattr(services, _POPEN, popen)
 
 
 def _why_not(error: OSError) -> str:
