@@ -12,10 +12,19 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import ray
+from ray._private import services
 from ray._private.utils import validate_socket_filepath
 
 from elastix.errors import ConfigError
 from elastix.train.on_ray import find_ray
+
+
+@pytest.fixture(autouse=True)
+def nobody_handles_sigterm():
+    before = signal.getsignal(signal.SIGTERM)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGTERM, before or signal.SIG_DFL)
 
 
 @pytest.fixture
@@ -187,13 +196,9 @@ def test_sigterm_that_ray_loses_while_it_starts_ends_the_process_all_the_same(mo
             os.kill(os.getpid(), signal.SIGTERM)
 
     monkeypatch.setattr(ray, "init", init)
-    before = signal.getsignal(signal.SIGTERM)
-    try:
-        with pytest.raises(SystemExit) as ended:
-            find_ray.init_ray("local")
-        assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL  # another ends it at once
-    finally:
-        signal.signal(signal.SIGTERM, before)
+    with pytest.raises(SystemExit) as ended:
+        find_ray.init_ray("local")
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL  # another ends it at once
     assert ended.value.code == 128 + signal.SIGTERM
 
 
@@ -211,3 +216,21 @@ def test_ray_leaves_a_user_s_handler_of_sigterm_in_place(monkeypatch):
     finally:
         signal.signal(signal.SIGTERM, before)
     assert heard == [signal.SIGTERM]
+
+
+def test_ray_s_processes_do_not_get_what_is_sent_to_the_group(monkeypatch):
+    started = []
+
+    def init(address, **options):
+        started.append(services.ConsolePopen(["sleep", "60"]))
+
+    popen = services.ConsolePopen
+    monkeypatch.setattr(ray, "init", init)
+    find_ray.init_ray("local")
+    (process,) = started
+    try:
+        assert os.getpgid(process.pid) == process.pid
+    finally:
+        process.kill()
+        process.wait()
+    assert services.ConsolePopen is popen
