@@ -469,6 +469,10 @@ ROWS = (
         for table in ("nasbench201/cifar100", "hpobench/segment")
     ),
     Row(
+        *("search", "ask and tell of the default, 500 observations, 95 %, ms", "<= 50"),
+        *(number_at("ask_tell_ms_p95", "default", "500"), at_most(50), "{:.1f}"),
+    ),
+    Row(
         *("executor", "no-op trials per second", ">= 150"),
         *(number_at("trials_per_s", "elastix_pool"), at_least(150), "{:.0f}"),
     ),
