@@ -54,20 +54,35 @@ def ranked(living: Sequence[_Scored]) -> list[int]:
     return furthest([each.losses for each in living], [each.reach for each in living])
 
 
-def population_for(trials: int | None, sample: int | None) -> int:
-    """The size of a population for so many trials, if known, and tournaments of `sample`."""
-    if trials is None:
-        return max(_POPULATION, sample or 0)
-    return max(2, sample or 0, min(_POPULATION, trials // 3))
+class TournamentSizes:
+    """The sizes of a population and of its tournaments: as given, or by the campaign's budget."""
 
+    def __init__(self, population: int | None, sample: int | None) -> None:
+        self._population = population
+        self._sample = sample
+        self._expected: int | None = None
 
-def sample_for(population: int) -> int:
-    """How many members of a population each tournament has."""
-    return max(1, min(_SAMPLE, population // 2))
+    def expect(self, trials: int | None) -> None:
+        """Set the expected number of trials, for the default population. None means unknown."""
+        self._expected = trials
+
+    @property
+    def population(self) -> int:
+        """Size of the population."""
+        if self._population is not None:
+            return self._population
+        if self._expected is None:
+            return max(_POPULATION, self._sample or 0)
+        return max(2, self._sample or 0, min(_POPULATION, self._expected // 3))
+
+    @property
+    def sample(self) -> int:
+        """How many members are drawn for a mutation; the best of them becomes its parent."""
+        return self._sample or max(1, min(_SAMPLE, self.population // 2))
 
 
 @checked
-class Evolution:
+class Evolution(TournamentSizes):
     """Aging evolution.
 
     Args:
@@ -94,25 +109,9 @@ class Evolution:
                 f"Evolution(population={population}, sample={sample}): 1 <= sample <= population. "
                 "Nothing was started."
             )
-        self._population = population
-        self._sample = sample
-        self._expected: int | None = None
+        super().__init__(population, sample)
         self._living: list[Trial] = []
         self._begun = False  # there have been enough for a child; a larger budget changes nothing
-
-    def expect(self, trials: int | None) -> None:
-        """Set the expected number of trials, for the default population. None means unknown."""
-        self._expected = trials
-
-    @property
-    def population(self) -> int:
-        """Size of the population."""
-        return self._population or population_for(self._expected, self._sample)
-
-    @property
-    def sample(self) -> int:
-        """How many members are drawn for each child."""
-        return self._sample or sample_for(self.population)
 
     def start(
         self, space: Space | ConfigurationSpace, *, objectives: int = 1, seed: int = 0

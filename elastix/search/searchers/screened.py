@@ -22,12 +22,7 @@ from numpy.random import RandomState
 
 from elastix.arguments import checked
 from elastix.errors import ConfigError
-from elastix.search.searchers.evolution import (
-    population_for,
-    ranked,
-    sample_for,
-    survivors,
-)
+from elastix.search.searchers.evolution import TournamentSizes, ranked, survivors
 from elastix.search.searchers.forest import KEPT, Encoding, Forest, Rows
 from elastix.search.searchers.search_history import HistoryOnceStarted, SearchHistory
 from elastix.search.space import Space
@@ -50,7 +45,7 @@ class _Observed(NamedTuple):
 
 
 @checked
-class ScreenedEvolution:
+class ScreenedEvolution(TournamentSizes):
     """Evolution in which a random forest selects the most promising of many candidates.
 
     An `ask` and a `tell` together take tens of milliseconds, for any number of trials, compared
@@ -88,26 +83,10 @@ class ScreenedEvolution:
                 f"initial={initial!r}, candidates={candidates!r}, kappa={kappa!r}): 1 <= sample "
                 "<= population, initial >= 1, candidates >= 2 and kappa >= 0. Nothing was started."
             )
-        self._population = population
-        self._sample = sample
+        super().__init__(population, sample)
         self._initial = initial
-        self._expected: int | None = None
         self.candidates = candidates
         self.kappa = kappa
-
-    def expect(self, trials: int | None) -> None:
-        """Set the expected number of trials, for the default population. None means unknown."""
-        self._expected = trials
-
-    @property
-    def population(self) -> int:
-        """Size of the population."""
-        return self._population or population_for(self._expected, self._sample)
-
-    @property
-    def sample(self) -> int:
-        """How many members are drawn for each mutation; the best of them becomes its parent."""
-        return self._sample or sample_for(self.population)
 
     @property
     def initial(self) -> int:
