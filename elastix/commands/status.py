@@ -1,6 +1,7 @@
 """`elastix status`: the training runs that are live on a Ray cluster, as their controllers say."""
 
 import logging
+import os
 from typing import Annotated, Any
 
 import typer
@@ -34,19 +35,25 @@ def live(address: str) -> list[dict[str, Any]]:
         TrainError: there is no cluster at that address.
     """
     import ray  # not before it is asked for: other commands need no Ray
+    from ray._private.utils import read_ray_address
 
+    from elastix.train.on_ray.find_ray import is_gone
     from elastix.train.on_ray.takeover import CONTROLLER, NAMESPACE
 
     ours = not ray.is_initialized()
     if ours:
+        noted = os.environ.get("RAY_ADDRESS") or read_ray_address()
+        named = noted if address == "auto" else address
         try:
+            if is_gone(named):
+                raise ConnectionError(f"nobody answers at {named}")
             ray.init(address, logging_level=logging.ERROR, log_to_driver=False)
         except (ConnectionError, ValueError, RuntimeError) as error:
             where = f"answers at {address}" if address != "auto" else "was found on this machine"
             raise TrainError(
                 f"no Ray cluster {where}. Nothing was asked. A run that finds none starts one, and "
                 "stops it at its end; `ray start --head` starts one that stays, and --address "
-                f"names one elsewhere. (Ray says: {str(error).rstrip('.')}.)"
+                f"names one elsewhere. ({str(error).rstrip('.')}.)"
             ) from error
     try:
         names = [entry["name"] for entry in ray.util.list_named_actors(all_namespaces=True)]

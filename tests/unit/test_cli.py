@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import socket
 import subprocess
 import sys
 from ast import literal_eval
@@ -173,11 +174,30 @@ def test_status_without_a_cluster_says_what_to_do(monkeypatch):
 
     monkeypatch.setattr("ray.init", nobody)
     monkeypatch.setattr("ray.is_initialized", lambda: False)
+    monkeypatch.setattr("ray._private.utils.read_ray_address", lambda: None)
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
     here = run("status", code=1).stderr
     assert here.startswith("elastix: no Ray cluster was found on this machine. Nothing was asked.")
-    assert here.rstrip().endswith("(Ray says: Could not find any running Ray instance.)")
+    assert here.rstrip().endswith("(Could not find any running Ray instance.)")
     there = run("status", "--address", "1.2.3.4:5", code=1).stderr
     assert there.startswith("elastix: no Ray cluster answers at 1.2.3.4:5. Nothing was asked.")
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_status_does_not_wait_for_a_cluster_that_has_ended(monkeypatch, named):
+    """Ray notes where a cluster is, and waits for minutes for one that has left the note behind."""
+    with socket.socket() as nobody:  # not listening
+        nobody.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{nobody.getsockname()[1]}"
+        monkeypatch.setattr("ray.init", lambda *_, **__: pytest.fail("it was waited for"))
+        monkeypatch.setattr("ray.is_initialized", lambda: False)
+        monkeypatch.setattr("ray._private.utils.read_ray_address", lambda: address)
+        monkeypatch.delenv("RAY_ADDRESS", raising=False)
+        if named:
+            monkeypatch.setenv("RAY_ADDRESS", f"ray://{address}")
+        said = run("status", code=1).stderr
+    assert "no Ray cluster was found on this machine" in said
+    assert f"nobody answers at {'ray://' * named}{address}" in said
 
 
 @pytest.mark.parametrize("value", ["-1", "nan", "inf", "1e30", "99999999999999999999", ""])

@@ -78,13 +78,13 @@ def find_or_start_ray() -> None:
     """
     logging.getLogger(_TOKENS).addFilter(_is_news)
     told = os.environ.get("RAY_ADDRESS")
-    if told and _is_gone(told.removeprefix("ray://")):  # it may be about to start
+    if told and is_gone(told):  # it may be about to start
         logger.warning(
             "nobody answers at RAY_ADDRESS=%s. Ray waits for it, for some minutes. If there is "
             "none, correct or unset RAY_ADDRESS.",
             told,
         )
-    gone = not told and _is_gone(read_ray_address())
+    gone = not told and is_gone(read_ray_address())
     init_ray("local" if gone else None, logging_level=logging.WARNING)
 
 
@@ -163,8 +163,9 @@ def _end(number: int, frame: object) -> None:
     sys.exit(128 + number)
 
 
-def _is_gone(noted: str | None) -> bool:
-    host, _, port = (noted or "").rpartition(":")
+def is_gone(address: str | None) -> bool:
+    """Whether no connection can be made to a cluster, for which ray.init() would wait long."""
+    host, _, port = (address or "").removeprefix("ray://").rpartition(":")
     if not port.isdigit():
         return False  # nothing is noted, or nothing that is known here: Ray knows what to do
     try:
