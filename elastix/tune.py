@@ -48,6 +48,7 @@ KEY = "elastix"
 
 _REF = "elastix_ref"
 _SEPARATOR = "/"
+_PLAIN = str | int | float | bool | None  # the constants that a space can hold
 
 
 class Search(TuneSearcher):
@@ -280,7 +281,7 @@ def _told(value: Any) -> Any:  # noqa: ANN401 - whatever the user has
     if isinstance(value, list | tuple):
         return [_told(inner) for inner in value]
     value = single(value)
-    return value if isinstance(value, str | int | float | bool | None) else type(value).__name__
+    return value if isinstance(value, _PLAIN) else type(value).__name__
 
 
 def _trial(config: Mapping[str, Any]) -> tuple[str, int]:
@@ -353,7 +354,7 @@ def _is_only_tunes(value: Any) -> bool:  # noqa: ANN401 - whatever the user has
     """Whether it is a constant that no space holds."""
     if isinstance(value, list | tuple):
         return not _has_a_domain(value)
-    return not isinstance(single(value), sample.Domain | str | int | float | bool | None)
+    return not isinstance(single(value), sample.Domain | _PLAIN)
 
 
 def _has_a_domain(value: Any) -> bool:  # noqa: ANN401 - whatever the user has
@@ -393,7 +394,7 @@ def _parameter(name: str, value: Any) -> Any:  # noqa: ANN401 - a hyperparameter
         return Categorical(name, list(value.categories))
     if not isinstance(value, sample.Domain):
         value = single(value)
-        if not isinstance(value, str | int | float | bool | None):
+        if not isinstance(value, _PLAIN):
             raise ConfigError(
                 f"param_space[{name!r}] is a {type(value).__name__} with domains in it, or a "
                 "grid_search; elastix searches tune.uniform, loguniform, quniform, randint, choice "

@@ -212,6 +212,14 @@ def await_worker(sign: Path) -> None:
         time.sleep(0.005)
 
 
+def others_late(ctx):
+    """Whoever comes in another's place is ready when the State is about to be stored."""
+    stored = Path(ctx.config["log"]) / "stored"
+    ctx.on_phase(lambda phase, _: phase == "snapshot" and stored.touch())
+    if ctx.worker > 1:
+        await_worker(stored)
+
+
 def usher(ctx, newcomer, through="in"):
     """After a step: go on when the newcomer needs another one of the group, or is to be let in.
 

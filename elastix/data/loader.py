@@ -175,11 +175,9 @@ class Loader:
 
     def orders_like(self, other: "Loader") -> bool:
         """Whether both have the same dataset, shuffled in the same order."""
-        mine, theirs = (
-            (id(source.dataset), source.seed, source.shuffle, source.blocks, source.mixed)
-            for source in (self._source, other._source)
-        )
-        return self._source.shuffle and mine == theirs
+        mine, theirs = self._source, other._source
+        shuffled = mine.shuffle and theirs.shuffle
+        return shuffled and mine.dataset is theirs.dataset and mine.seed == theirs.seed
 
     @property
     def outrun(self) -> bool:

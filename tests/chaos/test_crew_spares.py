@@ -5,7 +5,6 @@ Real processes on gloo. Laws: those of crews (tests.crew_runs) throughout.
 
 import functools
 import signal
-from pathlib import Path
 
 import pytest
 
@@ -21,7 +20,7 @@ from elastix.events import (
     WorkerStarted,
 )
 from tests.crew_runs import PlaceKill, checked, held_until, told_pids, train
-from tests.trainables import await_worker
+from tests.trainables import others_late
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -165,11 +164,7 @@ def test_crews_that_are_all_to_go_store_their_state(tmp_path):
 
 
 def with_others_late(ctx):
-    """Whoever comes in another's place is ready when the State is about to be stored."""
-    stored = Path(ctx.config["log"]) / "stored"
-    ctx.on_phase(lambda phase, _: phase == "snapshot" and stored.touch())
-    if ctx.worker > 1:
-        await_worker(stored)
+    others_late(ctx)
     train(ctx)
 
 

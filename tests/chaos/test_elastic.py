@@ -21,7 +21,7 @@ from elastix.events import (
 from elastix.testing.chaos import CUT, HANG, HOLD_GIL, Kill, with_kills
 from elastix.testing.local import run_local
 from tests.laws import assert_exactly_once, assert_replicas_identical, committed, joins
-from tests.trainables import await_worker, train
+from tests.trainables import await_worker, others_late, train
 
 CONFIG = {"model": "convnet", "samples": 300, "batch_size": 30, "epochs": 2}
 
@@ -94,11 +94,7 @@ def test_workers_that_are_all_to_go_store_their_state_and_train_on(tmp_path):
 
 
 def with_others_late(ctx):
-    """Whoever comes in another's place is ready when the State is about to be stored."""
-    stored = Path(ctx.config["log"]) / "stored"
-    ctx.on_phase(lambda phase, _: phase == "snapshot" and stored.touch())
-    if ctx.worker > 1:
-        await_worker(stored)
+    others_late(ctx)
     train(ctx)
 
 
