@@ -18,7 +18,8 @@
     │   ├── ReplicasDiffer         workers hold different States, or drew different batches
     │   ├── TrainingUnstable       the guard had to discard more steps than Guard.most allows
     │   ├── QuorumLost             fewer workers than the minimum, and none came in time
-    │   └── TooManyFailures        more losses than FailureConfig allows
+    │   ├── TooManyFailures        more losses than FailureConfig allows
+    │   └── Interrupted            somebody else has stopped the run
     └── SearchError                a campaign cannot continue
         ├── NeverReported          the train function did not report the metric
         └── EveryTrialFailed       all trials failed: the user's own error, the first one
@@ -140,6 +141,10 @@ class QuorumLost(TrainError):
 
 class TooManyFailures(TrainError):
     """More workers were lost than FailureConfig.max_worker_losses allows."""
+
+
+class Interrupted(TrainError):
+    """Somebody else has stopped the run before its train function was through."""
 
 
 class SearchError(ElastixError):

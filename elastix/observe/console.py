@@ -188,6 +188,11 @@ class Console:
         lost = "controller lost: the workers keep their State; it is started again"
         self._tell(self._clock(), lost, "red")
 
+    def stopping(self) -> None:
+        """After Ctrl-C, while the State is stored."""
+        stops = "interrupted: the State is stored first; Ctrl-C again does not wait for it"
+        self._tell(self._clock(), stops, "yellow")
+
     def interrupted(self, *, goes_on: bool = False) -> None:
         """The last lines after Ctrl-C. `goes_on`: the run does not need this process."""
         self._end_block()

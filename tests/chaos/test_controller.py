@@ -22,6 +22,7 @@ from elastix.events import (
     GenerationFormed,
     Resumed,
     RunEnded,
+    StateStored,
     StepCommitted,
     WorkerLost,
     WorkerStarted,
@@ -422,10 +423,12 @@ def test_a_detached_run_that_has_failed_is_begun_again_and_not_attached_to(clust
 @pytest.mark.slow
 def test_a_detached_run_can_be_stopped(cluster, tmp_path):
     detached = trainer(tmp_path, run={"detached": True})
-    thread, _ = in_background(detached.fit)
+    thread, box = in_background(detached.fit)
     until(lambda: steps_taken(tmp_path) >= 7)
     detached.stop()
     thread.join(100)
+    assert isinstance(box["error"], elastix.Interrupted), repr(box)
+    assert [event.reason for event in events_of(tmp_path, StateStored)][-1] == "notice"
     assert [event.outcome for event in events_of(tmp_path, RunEnded)] == ["interrupted"]
     nobody_left(tmp_path)
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from elastix.events import RunEnded
+from elastix.events import RunEnded, StateStored
 from elastix.observe import journal
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -108,7 +108,7 @@ def test_a_script_uses_the_cluster_it_is_connected_to_and_leaves_it_running(clus
         pytest.param(True, signal.SIGTERM, marks=pytest.mark.slow),
     ],
 )
-def test_ctrl_c_ends_the_run_at_once_and_leaves_it_resumable(cluster, folder, own, sent):
+def test_ctrl_c_ends_the_run_once_its_state_is_stored(cluster, folder, own, sent):
     """Whether the script has started a Ray of its own, or uses one that is there.
 
     What a scheduler sends does the same to a Ray of its own.
@@ -131,13 +131,13 @@ def test_ctrl_c_ends_the_run_at_once_and_leaves_it_resumable(cluster, folder, ow
     told = [line for line in output.splitlines() if "interrupted after step" in line]
     assert len(told) == 1
     assert "fit() again" in told[0]
-    ended = [
-        event
-        for event in journal.read(folder / "runs" / "script" / "journal.jsonl")
-        if isinstance(event, RunEnded)
-    ]
+    events = list(journal.read(folder / "runs" / "script" / "journal.jsonl"))
+    ended = [event for event in events if isinstance(event, RunEnded)]
     reason = "SIGTERM" if sent == signal.SIGTERM else "Ctrl-C"
     assert [(event.outcome, event.message) for event in ended] == [("interrupted", reason)]
+    stored = [event for event in events if isinstance(event, StateStored)]
+    assert stored[-1].reason == "notice"
+    assert f"goes on from the State after step {stored[-1].step}" in told[0]
     assert wait_until_gone(folder) == []
 
 

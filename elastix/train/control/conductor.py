@@ -46,6 +46,7 @@ from elastix.train.control.actions import (
     Write,
 )
 from elastix.train.control.failure_detector import FailureDetector
+from elastix.train.control.interruption import Interruption
 from elastix.train.control.messages import (
     CatchUp,
     CaughtUp,
@@ -135,7 +136,7 @@ class Conductor:
         self._partly: Collection[int] = ()
         self._vacant_since = float("-inf")  # of the last loss, until a step was committed
         self._finished = False
-        self._interrupted = ""
+        self._interruption = Interruption()
         self._going_back = False
         self._all_go = False
         self.founder: int | None = None
@@ -146,7 +147,7 @@ class Conductor:
     @property
     def phase(self) -> Phase:
         """Where the run stands."""
-        if self.error is not None or self._interrupted or self._roster.over:
+        if self.error is not None or self._interruption.over or self._roster.over:
             return Phase.OVER
         return Phase.GOING_BACK if self._going_back else Phase.RUNNING
 
@@ -175,10 +176,11 @@ class Conductor:
         outcome, message = "finished", ""
         if self.error is not None:
             outcome, message = "failed", str(self.error)
-        elif self._interrupted:
-            outcome, message = "interrupted", self._interrupted
-        elif not self._roster.over:
-            outcome, message = "interrupted", "It was ended before its train function was through."
+        elif self._interruption.over or not self._roster.over:
+            outcome = "interrupted"
+            message = (
+                self._interruption.reason or "It was ended before its train function was through."
+            )
         return RunEnded(outcome=outcome, step=self.state.step, message=message)
 
     # ------------------------------------------------------------------ what the shell says
@@ -353,6 +355,7 @@ class Conductor:
 
     def tick(self, now: float) -> list[Action]:
         """Time has passed. To be called a few times a second."""
+        self._interruption.look(now, held=bool(self._roster.holders))
         if self.phase is not Phase.RUNNING:
             return []
         extinct = self._roster.extinct and self._shadows.heir is None
@@ -411,9 +414,17 @@ class Conductor:
             self._write(event, sequence)
         return self._done()
 
-    def stop(self, reason: str) -> None:
-        """End the run as soon as can be; States and journal stay as they are."""
-        self._interrupted = self._interrupted or reason
+    def stop(self, reason: str, now: float) -> list[Action]:
+        """End the run when its State is stored: see Interruption."""
+        if not self._interruption.reason:
+            self._do(Tell(None, StoreSoon()))
+        self._interruption.ask(reason, self.state.step, now)
+        self._interruption.look(now, held=bool(self._roster.holders))
+        return self._done()
+
+    def stored(self, step: int, reason: str) -> None:
+        """A State is in the store, or could not be stored."""
+        self._interruption.stored(step, reason)
 
     def fail(self, error: ElastixError) -> None:
         """The run cannot go on."""

@@ -248,7 +248,7 @@ class Dismiss:
 
 @dataclass(frozen=True)
 class StoreSoon:
-    """All of the group are to go, and nobody may be left: store the State at the next boundary."""
+    """All of the group are to go, or the run is to end: store the State at the next boundary."""
 
 
 @dataclass(frozen=True)

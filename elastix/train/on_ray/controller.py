@@ -36,7 +36,7 @@ from elastix.config import (
     ScalingConfig,
 )
 from elastix.data import leaving
-from elastix.errors import ElastixError, StoreError, TrainError
+from elastix.errors import ElastixError, Interrupted, StoreError, TrainError
 from elastix.events import Event, Events
 from elastix.observe.ray_metrics import Metrics
 from elastix.store import Store
@@ -246,8 +246,8 @@ class Controller(Shell):
             begun, settings = begin(self._checkpoints, settings, plan.restore)
         self._settings = settings
         if (ended := self._log.ended) is not None:
-            if ended.outcome != "finished":
-                self._fail(TrainError(f"the run had {ended.outcome}: {ended.message}"))
+            if ended.outcome == "failed":
+                self._fail(TrainError(f"the run had failed: {ended.message}"))
             return False
         if again:
             # While no one is in hand their calls are turned away, and they call again.
@@ -318,9 +318,9 @@ class Controller(Shell):
 
     @ray.method(concurrency_group="driver")
     def stop(self, reason: str) -> None:
-        """End the run as soon as can be; States and journal stay as they are."""
+        """End the run when its State is stored; asked again, at once."""
         with self._lock:
-            self._conductor.stop(reason)
+            self._do(self._conductor.stop(reason, time.monotonic()))
 
     @ray.method(concurrency_group="driver")
     def follow(self, start: int, wait_s: float) -> Followed:
@@ -331,7 +331,17 @@ class Controller(Shell):
             self._told = time.monotonic()
             events = log.events(start)
             over = self._over.is_set() and not events
-            return Followed(events, over, self._conductor.error, self._log.state.losses)
+            return Followed(events, over, self._error(), log.state.losses)
+
+    def _error(self) -> ElastixError | None:
+        """What the driver raises when the run is over."""
+        ended = self._log.ended
+        if self._conductor.error is None and ended is not None and ended.outcome == "interrupted":
+            return Interrupted(
+                f"run {self._plan.run.name!r} was stopped after step {ended.step}: "
+                f"{ended.message}. fit() again goes on from the last stored State."
+            )
+        return self._conductor.error
 
     @ray.method(concurrency_group="driver")
     def process(self) -> int:

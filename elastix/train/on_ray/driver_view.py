@@ -13,59 +13,88 @@ from elastix.events import Event
 from elastix.observe.console import Console
 from elastix.train.on_ray.controller import Followed
 
-_STOP_S = 10.0
+_STOP_S = 40.0  # to store the State, and to end
 _ASK_S = 1.0
 _ANSWER_S = 30.0
 _RESTART_S = 300.0
 
 
-def follow(
-    controller: Any,  # noqa: ANN401 - a handle
-    console: Console,
-    watch: Callable[[Sequence[Event]], None] | None = None,
-) -> Followed:
-    """Show events until the run is over, and hand them to `watch`. Blocks.
+class DriverView:
+    """Shows a run's events as they come.
 
-    Raises:
-        ControllerLost: the controller was ended for good, or does not come back.
+    Args:
+        controller: its handle.
+        console: shows them.
+        watch: is handed them, too.
     """
-    seen = 0
-    away_since: float | None = None
-    heard = False
-    while True:
-        try:
-            news: Followed = ray.get(controller.follow.remote(seen, _ASK_S), timeout=_ANSWER_S)
-        except ActorDiedError as error:
-            raise ControllerLost(
-                f"the controller of the run was ended for good: {error} The workers end by "
-                "themselves. fit() again goes on from the last stored State."
-            ) from error
-        except (RayActorError, GetTimeoutError) as error:
-            now = time.monotonic()
-            if away_since is None:
-                away_since = now
-                if heard or isinstance(error, RayActorError):  # else it may be slow to start
-                    console.leaderless()
-            console.tick()
-            if now - away_since > _RESTART_S:
+
+    def __init__(
+        self,
+        controller: Any,  # noqa: ANN401 - a handle
+        console: Console,
+        watch: Callable[[Sequence[Event]], None] | None = None,
+    ) -> None:
+        self._controller = controller
+        self._console = console
+        self._watch = watch
+        self._seen = 0
+
+    def follow(self) -> Followed:
+        """Show events until the run is over. Blocks.
+
+        Raises:
+            ControllerLost: the controller was ended for good, or does not come back.
+        """
+        away_since: float | None = None
+        heard = False
+        while True:
+            try:
+                news = self._look()
+            except ActorDiedError as error:
                 raise ControllerLost(
-                    f"the controller died and did not come back within {_RESTART_S:.0f} s: "
-                    f"{error} The workers end by themselves when it is ended. fit() again goes on "
-                    "from the last stored State. Look at Ray's logs for why it cannot start."
+                    f"the controller of the run was ended for good: {error} The workers end by "
+                    "themselves. fit() again goes on from the last stored State."
                 ) from error
-            time.sleep(0.1)
-            continue
-        except RayError as error:
-            raise ControllerLost(f"the controller cannot be asked: {error}") from error
-        away_since, heard = None, True
-        seen += len(news.events)
+            except (RayActorError, GetTimeoutError) as error:
+                now = time.monotonic()
+                if away_since is None:
+                    away_since = now
+                    if heard or isinstance(error, RayActorError):  # else it may be slow to start
+                        self._console.leaderless()
+                self._console.tick()
+                if now - away_since > _RESTART_S:
+                    raise ControllerLost(
+                        f"the controller died and did not come back within {_RESTART_S:.0f} s: "
+                        f"{error} The workers end by themselves when it is ended. fit() again goes "
+                        "on from the last stored State. Look at Ray's logs for why it cannot start."
+                    ) from error
+                time.sleep(0.1)
+                continue
+            except RayError as error:
+                raise ControllerLost(f"the controller cannot be asked: {error}") from error
+            away_since, heard = None, True
+            if news.over:
+                return news
+
+    def stop(self, reason: str) -> None:
+        """Interrupt the run, and show events until its State is stored and it has ended."""
+        with contextlib.suppress(RayActorError, GetTimeoutError):
+            ray.get(self._controller.stop.remote(reason), timeout=_ANSWER_S)
+            deadline = time.monotonic() + _STOP_S
+            while time.monotonic() < deadline and not self._look().over:
+                pass
+
+    def _look(self) -> Followed:
+        """What is new; waits a moment for something."""
+        asked = self._controller.follow.remote(self._seen, _ASK_S)
+        news: Followed = ray.get(asked, timeout=_ANSWER_S)
+        self._seen += len(news.events)
         for event in news.events:
-            console.show(event)
-        console.tick()
-        if watch is not None:
-            watch(news.events)
-        if news.over:
-            return news
+            self._console.show(event)
+        self._console.tick()
+        if self._watch is not None:
+            self._watch(news.events)
+        return news
 
 
 def is_over(controller: Any) -> bool:  # noqa: ANN401 - a handle
@@ -76,13 +105,3 @@ def is_over(controller: Any) -> bool:  # noqa: ANN401 - a handle
         return True
     except (RayActorError, GetTimeoutError):
         return False  # Ray starts it anew
-
-
-def stop(controller: Any, reason: str) -> None:  # noqa: ANN401 - a handle
-    """Ask the controller to end the run, and give it a moment."""
-    with contextlib.suppress(RayActorError, GetTimeoutError):
-        ray.get(controller.stop.remote(reason), timeout=_STOP_S)
-        deadline = time.monotonic() + _STOP_S
-        while time.monotonic() < deadline:
-            if ray.get(controller.follow.remote(1 << 60, _ASK_S), timeout=_STOP_S).over:
-                return

@@ -14,7 +14,7 @@ import ray
 from ray.util.placement_group import PlacementGroup
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from elastix.errors import Conflict, WorkerFailed
+from elastix.errors import Conflict, Interrupted, WorkerFailed
 from elastix.events import Event, RunStarted
 from elastix.observe import journal
 from elastix.observe.console import Console
@@ -29,7 +29,7 @@ from elastix.train.on_ray import takeover
 from elastix.train.on_ray.actor_classes import as_actor
 from elastix.train.on_ray.controller import Controller, RunRequest
 from elastix.train.on_ray.crew_controller import CrewController
-from elastix.train.on_ray.driver_view import follow, is_over, stop
+from elastix.train.on_ray.driver_view import DriverView, is_over
 from elastix.train.on_ray.find_ray import hold_ray, let_go_of_ray
 from elastix.train.on_ray.pickled_train import pickle_train
 from elastix.train.on_ray.room import check_capacity, give_back, reserve
@@ -211,12 +211,14 @@ class Launch:
                 judged=guard.metric if guard is not None else None,
             ) as console,
         ):
+            view = DriverView(controller, console, self._listen(feed, deaths))
             try:
-                ended = follow(controller, console, self._listen(feed, deaths))
+                ended = view.follow()
             except (KeyboardInterrupt, SystemExit) as asked:  # Ctrl-C or SIGTERM
                 if not detached:
                     with contextlib.suppress(KeyboardInterrupt):  # once more: it is not waited for
-                        stop(controller, _reason(asked))
+                        console.stopping()
+                        view.stop(_reason(asked))
                 console.interrupted(goes_on=detached)
                 asked.__context__ = None
                 raise told(asked) from None
@@ -226,6 +228,9 @@ class Launch:
                 feed.close()
                 if self._asked.profile is not None:
                     merge(self._directory / FOLDER, journal.read(self._directory / "journal.jsonl"))
+            if isinstance(ended.error, Interrupted):
+                console.interrupted()
+                raise ended.error
             if ended.error is not None:
                 console.failed(ended.error)
                 if isinstance(ended.error, WorkerFailed):

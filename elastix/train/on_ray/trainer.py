@@ -146,9 +146,10 @@ class ElasticTrainer:
             QuorumLost: too few workers were left, and none came in time.
             TooManyFailures: more losses than allowed.
             ControllerLost: the controller was ended for good, or cannot be started.
+            Interrupted: somebody else has stopped the run.
             Conflict: another process is training this run; names it. Nothing was started.
-            KeyboardInterrupt: Ctrl-C; fit() again goes on from the last stored State, or attaches
-                to the run if it is detached.
+            KeyboardInterrupt: Ctrl-C. The State is stored first, for which the run has 20 s, and
+                fit() again goes on from it. A detached run goes on, and fit() again attaches to it.
         """
         refuse_while_loading("fit()")
         self._check_size()
@@ -162,9 +163,10 @@ class ElasticTrainer:
         return Launch(self._train, self._asked, opening).fit()
 
     def stop(self) -> None:
-        """End a detached run as soon as can be; `fit` again goes on from the last stored State.
+        """Stop a detached run when its State is stored; `fit` again goes on from it.
 
-        Does nothing if it is over. Needs the connection to its Ray cluster.
+        Does not wait for that. Asked again, or when storing takes longer than 20 s, the run ends
+        at once. Does nothing if it is over. Needs the connection to its Ray cluster.
         """
         from elastix.train.on_ray.launch import end  # Ray takes a second to import
 

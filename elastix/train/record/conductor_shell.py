@@ -16,7 +16,14 @@ from dataclasses import replace
 
 from elastix.config import CheckpointConfig
 from elastix.errors import ElastixError, StoreError
-from elastix.events import Event, Events, Resumed, StepCommitted
+from elastix.events import (
+    Event,
+    Events,
+    Resumed,
+    StateNotStored,
+    StateStored,
+    StepCommitted,
+)
 from elastix.store import Store
 from elastix.train.checkpoint.assembly import CheckpointEnded, Order, holder
 from elastix.train.checkpoint.coordinator import Checkpoints, Outlets
@@ -146,6 +153,8 @@ class Shell(ABC):
             except StoreError as error:
                 self._conductor.fail(error)
                 return False
+            if isinstance(event, StateStored | StateNotStored):
+                self._conductor.stored(event.step, event.reason)
             return True
 
     def _fail(self, error: ElastixError) -> None:

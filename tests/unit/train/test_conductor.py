@@ -24,6 +24,7 @@ from elastix.events import (
 )
 from elastix.train.control.actions import EndWorker, KillWorker, Relay, StartWorker, Tell, Write
 from elastix.train.control.conductor import Conductor
+from elastix.train.control.interruption import STORE_S
 from elastix.train.control.messages import (
     CaughtUp,
     Diverged,
@@ -506,14 +507,59 @@ def test_what_comes_first_ends_the_run():
     world = World(2)
     world.conductor.fail(TrainError("one"))
     world.conductor.fail(TrainError("two"))
-    world.conductor.stop("Ctrl-C")
+    world.conductor.stop("Ctrl-C", world.now)
     assert world.run().message == "one"
 
 
-def test_a_run_that_is_stopped_is_interrupted():
+def stop(world):
+    world._do(world.conductor.stop("Ctrl-C", world.now))
+
+
+def test_a_run_that_is_stopped_ends_when_its_state_is_stored():
+    world = World(2, step_s=1.0)
+    world.at(20, stop)
+    world.at(21, lambda w: w.conductor.stored(w.conductor.state.step - 5, "every_steps"))
+    world.at(22, lambda w: w.conductor.stored(w.conductor.state.step, "best"))
+    world.at(23, lambda w: w.conductor.stored(w.conductor.state.step, "notice"))
+    ending = world.run()
+    assert (ending.outcome, ending.message, world.now) == ("interrupted", "Ctrl-C", 23)
+
+
+def test_a_run_that_is_stopped_does_not_wait_for_ever_for_its_state():
+    world = World(2, step_s=1.0)
+    world.at(20, stop)
+    assert world.run().outcome == "interrupted"
+    assert world.now == pytest.approx(20 + STORE_S, abs=1)
+
+
+def test_a_run_that_is_stopped_again_ends_at_once():
+    world = World(2, step_s=1.0)
+    world.play(20.5)
+    assert told_to_store(world.conductor.stop("Ctrl-C", 20.5))
+    assert world.conductor.phase is Phase.RUNNING
+    assert not told_to_store(world.conductor.stop("Ctrl-C", 20.6))
+    assert world.conductor.phase is Phase.OVER
+
+
+def test_a_run_that_is_stopped_before_anybody_has_the_state_ends_at_once():
     world = World(2)
-    world.at(20, lambda w: w.conductor.stop("Ctrl-C"))
-    assert (world.run().outcome, world.now) == ("interrupted", 20)
+    world.at(0.1, stop)
+    assert (world.run().outcome, world.now) == ("interrupted", 0.1)
+
+
+def test_a_run_that_is_stopped_and_loses_all_its_workers_ends():
+    world = World(2, step_s=1.0)
+    world.at(20, stop)
+    world.at(21, lambda w: [w.kill(worker) for worker in list(w.alive)])
+    assert world.run().outcome == "interrupted"
+    assert world.now == pytest.approx(21, abs=1)
+
+
+def test_a_run_that_is_stopped_and_ends_meanwhile_has_finished():
+    world = World(2, steps=10)
+    world.at(START_S + 1, stop)
+    world.at(START_S + 2, lambda w: w.conductor.stored(w.conductor.state.step, "final"))
+    assert world.run().outcome == "finished"
 
 
 def test_an_event_that_several_send_is_written_once():

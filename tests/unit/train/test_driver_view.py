@@ -49,5 +49,5 @@ def test_lost_is_who_was_there(monkeypatch, answers, lost):
 
     monkeypatch.setattr(driver_view.ray, "get", get)
     said = Said()
-    assert driver_view.follow(CONTROLLER, said).over
+    assert driver_view.DriverView(CONTROLLER, said).follow().over
     assert said.lost == lost
