@@ -338,8 +338,8 @@ class Controller(Shell):
         ended = self._log.ended
         if self._conductor.error is None and ended is not None and ended.outcome == "interrupted":
             return Interrupted(
-                f"run {self._plan.run.name!r} was stopped after step {ended.step}: "
-                f"{ended.message}. fit() again goes on from the last stored State."
+                f"run {self._plan.run.name!r} was stopped after step {ended.step}. fit() again "
+                "goes on from the last stored State."
             )
         return self._conductor.error
 
