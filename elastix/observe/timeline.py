@@ -170,7 +170,10 @@ def _told(
 
 def _torch(path: Path) -> Iterator[dict[str, Any]]:
     """Torch's trace, its times made absolute and its processes moved beside the worker's."""
-    trace = json.loads(path.read_text())
+    try:
+        trace = json.loads(path.read_text())
+    except ValueError:  # its writer was killed over it; torch writes it all at once
+        return
     base_us = float(trace.get("baseTimeNanoseconds", 0)) / 1e3
     worker = int(path.name.split("-")[1].split(".")[0])
     process = _TORCH + worker

@@ -88,6 +88,13 @@ def test_merging_makes_one_json_file_of_all(tmp_path):
     assert sorted(p.name for p in tmp_path.iterdir())[0] == "timeline.json"
 
 
+def test_a_worker_that_was_killed_while_torch_wrote_its_trace_has_none_of_torch(tmp_path):
+    write(tmp_path, 0)
+    (tmp_path / "worker-0.torch.json").write_text('{"traceEvents": [{"ph": "X", ')
+    merged = json.loads(merge(tmp_path).read_text())["traceEvents"]
+    assert spans(merged) == spans(read(tmp_path / "worker-0.json"))
+
+
 def test_only_what_happened_while_steps_were_recorded_is_told(tmp_path):
     write(tmp_path, 0)
     events = [
