@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -40,8 +42,8 @@ def export(state: State, path: Path) -> None:
     Tied tensors are written once. Metadata, parents and digests stand in the file's header.
 
     Raises:
-        StoreError: it cannot be written, or safetensors has no such dtype; then whatever was
-            under `path` is still there.
+        StoreError: it cannot be written (Full: no room), or safetensors has no such dtype; then
+            whatever was under `path` is still there.
     """
     from safetensors.torch import save_file  # imports torch
 
@@ -68,7 +70,8 @@ def export(state: State, path: Path) -> None:
             try:
                 draft.touch(exist_ok=False)  # new: nothing that others have put there is followed
                 mode = draft.stat().st_mode  # save_file makes files that nobody else may read
-                save_file(unique, draft, metadata=header)
+                with _system_errors():
+                    save_file(unique, draft, metadata=header)
                 draft.chmod(mode)
                 with draft.open("rb") as file:
                     os.fsync(file.fileno())
@@ -80,6 +83,17 @@ def export(state: State, path: Path) -> None:
         raise StoreError(
             f"safetensors cannot hold this State: {error}. Nothing was written."
         ) from error
+
+
+@contextmanager
+def _system_errors() -> Iterator[None]:
+    """What the system refuses as an OSError: safetensors has only its number, in a text."""
+    try:
+        yield
+    except SafetensorError as error:
+        if (found := re.search(r"\(os error (\d+)\)", str(error))) is None:
+            raise
+        raise OSError(int(found[1]), os.strerror(int(found[1]))) from error
 
 
 def read(path: Path) -> State:

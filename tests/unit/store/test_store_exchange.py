@@ -1,6 +1,7 @@
 """Files of others: what is exported comes back to the last bit, and no damage goes unnoticed."""
 
 import os
+import resource
 import struct
 
 import pytest
@@ -128,3 +129,16 @@ def test_a_write_that_fails_leaves_what_was_there(tmp_path, monkeypatch, fails):
     monkeypatch.undo()
     assert [entry.name for entry in tmp_path.iterdir()] == ["state"]
     assert read(path).manifest() == first.manifest()
+
+
+def test_a_disk_without_room_is_no_fault_of_the_state(tmp_path):
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(
+        resource.RLIMIT_FSIZE, (1 << 16, hard)
+    )  # safetensors has an error of its own
+    try:
+        with pytest.raises(Full, match=r"(?i)file too large"):
+            export(State({"x": torch.ones(1 << 16)}), tmp_path / "state")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert list(tmp_path.iterdir()) == []
