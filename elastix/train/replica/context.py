@@ -480,6 +480,13 @@ class Context:
 
         The values are those of one worker, for example of its own share of the batch; `ctx.mean`
         gives the group's. All workers must call it, because rank 0 may be lost at any time.
+
+        Args:
+            metrics: numbers, text or tensors of one element by name; None says nothing new.
+
+        Raises:
+            ConfigError: another value, or none that is a number for `Guard.metric`; or in a group,
+                it was called before prepare.
         """
         if not self._member.settings.alone:
             self._need_prepare("report")

@@ -4,7 +4,7 @@ The sentinel's part is a digest of what the worker holds (fingerprints); the gua
 the reduced gradient and a reported metric (guard). Both look at the steps before, which is part of
 the State: a joiner must look where the others look, and judge as they do.
 
-Not here: what travels (vote), and what follows when a step does not count (member).
+Not here: what travels (vote), and what follows when a step does not count (step_commits).
 """
 
 import math
@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from elastix.comm.gradients.reducer import Reducer
-from elastix.errors import TrainingUnstable
+from elastix.errors import ConfigError, TrainingUnstable
 from elastix.train.replica.fingerprints import Fingerprints
 from elastix.train.replica.guard import Alarm, Watch, number, ordered
 from elastix.train.replica.link import Settings
@@ -54,10 +54,21 @@ class StepChecks:
             )
 
     def reported(self, metrics: Mapping[str, Any]) -> None:
-        """`ctx.report` was called."""
+        """`ctx.report` was called. None is no value: nothing is judged.
+
+        Raises:
+            ConfigError: what the guard is to judge is no number.
+        """
         guard = self._settings.guard
-        if guard is not None and guard.metric is not None and guard.metric in metrics:
-            self._metric = float(metrics[guard.metric])
+        if guard is None or guard.metric is None or (value := metrics.get(guard.metric)) is None:
+            return
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise ConfigError(
+                f"Guard(metric={guard.metric!r}) and ctx.report({guard.metric}={value!r:.60}), "
+                "which is no number that a step could be judged by. The run ends. Report a number "
+                "under that name, or let the guard judge another metric."
+            )
+        self._metric = float(value)
 
     def vote(self, *, void: bool, alone: bool) -> dict[str, int]:
         """What goes into the vote on the step in hand, as fields of Vote.

@@ -5,7 +5,7 @@ import torch
 from torch.utils.data import TensorDataset
 
 from elastix.config import Guard
-from elastix.errors import TrainError
+from elastix.errors import ConfigError, TrainError
 from elastix.train.replica.solo import run_alone
 from tests.unit.train.solo import solo
 
@@ -401,3 +401,30 @@ def test_gradients_of_another_pass_on_the_batch_are_used_after_a_void_one(tmp_pa
     quiet, with_one = learned(tmp_path / "quiet", None), learned(tmp_path / "void", 2)
     for name, value in quiet.items():
         torch.testing.assert_close(with_one[name], value, msg=name)
+
+
+def reports(directory, values):
+    """The outcome of a run whose guard judges what it reports, a value before each step."""
+
+    def train(ctx):
+        model = torch.nn.Linear(4, 1)
+        model, optimizer = ctx.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+        for epoch in ctx.loader(TensorDataset(ROWS), batch_size=4).epochs(1):
+            for (x,), value in zip(epoch, values, strict=True):
+                ctx.report(loss=value)
+                optimizer.zero_grad()
+                loss_of(model, x).backward()
+                optimizer.step()
+
+    return run_alone(train, {}, solo(directory, guard=Guard(metric="loss")), print)
+
+
+def test_a_report_without_a_value_is_nothing_that_the_guard_could_judge(tmp_path):
+    assert reports(tmp_path, [0.5, None, 0.5, None, None, 0.5]).kind == "finished"
+
+
+@pytest.mark.parametrize("value", ["low", True])
+def test_what_the_guard_is_to_judge_is_a_number(tmp_path, value):
+    outcome = reports(tmp_path, [value] * 6)
+    assert isinstance(outcome.error, ConfigError)
+    assert f"Guard(metric='loss') and ctx.report(loss={value!r})" in str(outcome.error)
