@@ -169,7 +169,7 @@ def audit(events: Iterable[Event]) -> Audit:
     """Add up all committed batches, and all comparisons of replicas.
 
     Raises:
-        Corrupt: a batch of a loader that was never opened.
+        Corrupt: samples of a loader that was never opened.
     """
     streams: dict[int, _Stream] = {}
     steps = Stretches()  # a step used its own number
@@ -188,7 +188,7 @@ def audit(events: Iterable[Event]) -> Audit:
                 stream.used.go_back(event.step)
                 stream.passed_over.go_back(event.step)
         elif isinstance(event, SamplesLeftOut):
-            stream = streams[event.loader]
+            stream = _known(streams, event.loader, "samples were left out")
             fresh = subtract(event.spans, stream.left_out)
             stream.left_out = merge((*stream.left_out, *fresh))
         elif isinstance(event, StateStored) and event.digest:
@@ -221,16 +221,21 @@ def audit(events: Iterable[Event]) -> Audit:
 def _commit(event: StepCommitted, streams: dict[int, _Stream]) -> None:
     spans: dict[int, list[Span]] = {}
     for batch in event.batches:
-        if batch.loader not in streams:
-            raise Corrupt(f"step {event.step} has samples of unknown loader {batch.loader}.")
+        stream = _known(streams, batch.loader, f"step {event.step} has samples")
         used = spans.setdefault(batch.loader, [])
         these = [span for share in batch.shares.values() for span in share]
         used += these
         for span in () if batch.passed else merge(these):
-            streams[batch.loader].passed_over.add(event.step, span)
+            stream.passed_over.add(event.step, span)
     for loader, used in spans.items():
         for span in merge(used):
             streams[loader].used.add(event.step, span)
+
+
+def _known(streams: dict[int, _Stream], loader: int, what: str) -> _Stream:
+    if loader not in streams:
+        raise Corrupt(f"{what} of unknown loader {loader}.")
+    return streams[loader]
 
 
 def _replicas(

@@ -18,6 +18,7 @@ from elastix.events import (
     LoaderOpened,
     Resumed,
     RunStarted,
+    SamplesLeftOut,
     StateStored,
     StepCommitted,
 )
@@ -159,6 +160,8 @@ def test_loaders_are_counted_apart():
 def test_samples_of_an_unknown_loader_are_corrupt():
     with pytest.raises(Corrupt, match=r"step 1 .*unknown loader 3"):
         audit([commit(1, (0, 4), loader=3)])
+    with pytest.raises(Corrupt, match="left out of unknown loader 3"):
+        audit([SamplesLeftOut(loader=3, spans=((0, 4),))])
 
 
 def test_a_run_without_a_step_is_exact():
