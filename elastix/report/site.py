@@ -4,6 +4,7 @@ The same pages as `elastix report` writes, made anew when they are asked for. Re
 how a browser gets them (serving.py).
 """
 
+import shlex
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -119,7 +120,7 @@ class Site:
             about=[f"store {self._store}"],
             tiles=[],
             sections=sections,
-            command=f"elastix serve --store {self._store}",
+            command=shlex.join(["elastix", "serve", "--store", str(self._store)]),
             made=_date(time.time()),
             links=LINKS,
         )
@@ -152,7 +153,7 @@ def _model(entry: Entry) -> list[Cell]:
     return [
         _link(entry.ref),
         parent,
-        Cell("" if entry.score is None else number(entry.score), entry.score or ""),
+        Cell("", "") if entry.score is None else Cell(number(entry.score), entry.score),
         Cell(_date(entry.time_s), entry.time_s),
         Cell(str(entry.tensors), entry.tensors),
         Cell(decimal(entry.nbytes), entry.nbytes),

@@ -436,3 +436,14 @@ def test_a_run_that_is_removed_while_runs_are_listed_is_left_out(tmp_path):
     assert next(found).name == "digits"
     (tmp_path / "runs" / "gone" / "journal.jsonl").unlink()
     assert list(found) == []
+
+
+def test_a_model_with_the_score_zero_is_sorted_by_it(tmp_path):
+    with Store(tmp_path) as store:
+        scored = store.put(State({"w": torch.zeros(1)}), score=0.0)
+        store.put(State({"w": torch.ones(1)}))
+    rows = Site(tmp_path).models().sections[0].tables[0].rows
+    assert {row[0].key == scored: (row[2].text, row[2].key) for row in rows} == {
+        True: ("0", 0.0),
+        False: ("", ""),
+    }
