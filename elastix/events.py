@@ -497,7 +497,7 @@ class RunEnded(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class CampaignStarted(Event):
-    """A search begins, or goes on: `known` trials are final already.
+    """A search begins, or goes on: `known` trials are final already, without refused ones.
 
     Attributes:
         objectives: name of each metric to its mode, "min" or "max".

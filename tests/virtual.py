@@ -120,7 +120,7 @@ class Rig:
                 self.clock,
                 given.get("gate"),
             )
-            self.loop.restore(given.get("same", True), given.get("same_rungs", True))
+            self.known = self.loop.restore(given.get("same", True), given.get("same_rungs", True))
             try:
                 self.loop.run()
             finally:

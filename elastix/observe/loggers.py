@@ -285,7 +285,7 @@ class Records(ABC):
         }
         self._write(event.trial, own, max(1, round(event.epochs)), event.t)
         self._end(event.trial, event.state, event.message, event.values)
-        if event.state == "paused":
+        if event.state in ("paused", "refused"):
             return
         self._ended += 1
         if event.best:

@@ -131,7 +131,7 @@ class Loop:
         same_rungs: bool = True,
         facts: Mapping[str, Any] | None = None,
     ) -> int:
-        """Take up what the database has; the number of final trials.
+        """Take up what the database has; the number of final trials that the gate let in.
 
         Args:
             same_searcher: the searcher and its space are those that wrote its state.
@@ -146,7 +146,8 @@ class Loop:
         if anew and self._selects is None:
             self._judge_anew()
         self._book.write(snapshot=self._advisers.stale, facts=facts)
-        return sum(line.done is not None for line in lines)
+        over = (line.trial.state for line in lines if line.done is not None)
+        return sum(state is not TrialState.REFUSED for state in over)
 
     def _judge_anew(self) -> None:
         """Tell other rungs of all reports. Who is paused, and is not to be any more, goes on."""

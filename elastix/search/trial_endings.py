@@ -131,7 +131,7 @@ class Endings:
         failed = [trial for trial in searched if trial.state is TrialState.FAILED]
         over = all(trial.state.is_final for trial in searched)
         if failed and over and not any(trial.scored for trial in searched):
-            self._give_up(failed[0], f"all {len(failed)} trials failed")
+            self._give_up(failed[0], f"all {len(failed)} trials that ran failed")
 
     def _lost(self, case: Case, ended: Ended) -> None:
         case.losses_of_workers += 1

@@ -256,8 +256,10 @@ def test_what_the_gate_refuses_never_runs_and_the_searcher_hears_of_it(tmp_path)
 
 def test_a_campaign_goes_on_after_refusals_and_counts_as_before(tmp_path):
     rig = Rig(tmp_path)
-    first = rig.run(Budget(trials=4), gate=Strict())
-    trials = rig.run(Budget(trials=7), gate=Strict())
+    first = rig.run(Budget(trials=4), gate=Strict(most=1))
+    trials = rig.run(Budget(trials=7), gate=Strict(most=1))
+    assert len(first) > 4
+    assert rig.known == 4, "and so does who shows how much of the budget is spent"
     assert trials[: len(first)] == first
     assert sum(trial.state is TrialState.FINISHED for trial in trials) == 7
 

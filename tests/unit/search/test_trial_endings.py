@@ -170,7 +170,7 @@ def test_so_many_failures_and_nothing_else_end_the_campaign(make):
 def test_fewer_do_at_the_end(make):
     desk = make(give_up_after=9)
     desk.ends(desk.runs(), "raised", summary="no", traceback="here")
-    with pytest.raises(EveryTrialFailed, match="all 1 trials failed"):
+    with pytest.raises(EveryTrialFailed, match="all 1 trials that ran failed"):
         desk.endings.look_for_scores()
     desk.ends(desk.runs(0.5), "finished")
     desk.endings.look_for_scores()
