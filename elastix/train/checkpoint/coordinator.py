@@ -419,6 +419,7 @@ class Checkpoints:
             newest = max(self._kept, key=lambda kept: kept.step, default=None)
             if newest is not None:
                 self.store.tag(f"{self._run}/last", newest.ref)
+            self._tag_best()
         except StoreError as error:
             logger.warning("not taken back run=%s ref=%s error=%s", self._run, ref, error)
 

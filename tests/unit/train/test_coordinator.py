@@ -12,7 +12,7 @@ from elastix.events import StateNotStored, StateStored
 from elastix.sharding import Part, Shard
 from elastix.state import State
 from elastix.store import Store
-from elastix.train.checkpoint import state_digests
+from elastix.train.checkpoint import coordinator, state_digests
 from elastix.train.checkpoint.assembly import (
     CheckpointEnded,
     CheckpointId,
@@ -45,10 +45,10 @@ class Run:
         )
         self.checkpoints = Checkpoints(Store(self.store), "run", CheckpointConfig(), outlets)
 
-    def offer(self, worker, members, mark=MARK):
+    def offer(self, worker, members, mark=MARK, **told):
         groups = ((("w",), 16),)
         reason, meta = "final" if mark.order == 2 else "every_steps", {"step": mark.step}
-        offer = Offer(mark=mark, reason=reason, members=members, groups=groups, meta=meta)
+        offer = Offer(mark=mark, reason=reason, members=members, groups=groups, meta=meta, **told)
         self.checkpoints.told(worker, offer)
 
     def deliver(self, worker, mark=MARK):
@@ -315,3 +315,20 @@ def test_a_part_that_nobody_has_any_more_is_not_waited_for(run):
         saver.tell(release)
         saver.close()
     assert run.stored() == []
+
+
+def test_the_best_is_another_one_when_a_state_is_taken_back(run, monkeypatch):
+    """It was stored without a worker that was late, and holds something else."""
+    monkeypatch.setattr(coordinator, "PATIENCE_S", 0.0)
+    for mark, score in ((CheckpointId(10, 1), 0.5), (MARK, 0.9)):
+        run.offer(0, (0, 1), mark, score=score, digests={"model": "a"})
+        run.heard(Order)
+        run.deliver(0, mark)
+        assert run.heard(CheckpointEnded)[1].ref is not None
+    with Store(run.store) as store:
+        assert store.tags()["run/best"] == store.tags()["run/last"]
+    run.offer(1, (0, 1), MARK, digests={"model": "b"})
+    assert run.heard(CheckpointEnded)[1].error is not None
+    with Store(run.store) as store:
+        kept = store.tags()["run/step-0000000010"]
+        assert store.tags() == {"run/step-0000000010": kept, "run/last": kept, "run/best": kept}
