@@ -38,6 +38,8 @@ else:
     torch = later("torch")
 
 _SHOWN = 20  # tensors of a model in a notebook
+OF_MODEL = ("[!@]*", "@extra/*")
+"""Patterns of the tensors that `State.load_into` needs."""
 BY_PARAMETER = ("params", "param_names")
 """Lists in a group of an optimizer, with an entry for each parameter."""
 _HOW = ("foreach", "fused")  # the same numbers in other ways, of which a mesh may refuse some
@@ -206,8 +208,12 @@ class State:
             raise ConfigError(
                 f"build(config) must return a torch.nn.Module, not {model!r}. Nothing was loaded."
             )
+        own: dict[str, Any] = self.model
+        for name in model.state_dict().keys() - own.keys():
+            if f"@{name}" in self.meta:  # what its get_extra_state gave
+                own[name] = unflatten(self.meta[f"@{name}"], self.tensors)
         try:
-            model.load_state_dict(self.model)
+            model.load_state_dict(own)
         except RuntimeError as error:
             raise StateError(
                 f"build(config) gives another model than was stored: {error}. Give the function "
@@ -647,7 +653,8 @@ def _by_name(
         for parameter, index in zip(live["params"], packed["params"], strict=True):
             index_to_name[index] = names[id(parameter)]
         groups.append({**packed, "params": [index_to_name[i] for i in packed["params"]]})
-    slots = {index_to_name[index]: slot for index, slot in state["state"].items()}
+    # Under a key of its own an optimizer may keep what belongs to no parameter.
+    slots = {index_to_name.get(index, index): slot for index, slot in state["state"].items()}
     return {**state, "state": slots, "param_groups": groups}
 
 
@@ -677,7 +684,10 @@ def _by_index(
         owners |= zip(here, live["params"], strict=True)
         how = {key: live[key] for key in _HOW if key in live}
         groups.append({**packed, **how, "params": [index[name] for name in here]})
-    slots = {index[name]: _copied(slot, owners[name]) for name, slot in state["state"].items()}
+    slots = {
+        index.get(name, name): _copied(slot, owners[name]) if name in owners else slot
+        for name, slot in state["state"].items()
+    }
     return {**state, "state": slots, "param_groups": groups}
 
 

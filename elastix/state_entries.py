@@ -6,10 +6,14 @@ keyed by parameter name, which is what makes that possible.
 Not here: how live objects become a State and are restored from one (state).
 """
 
+import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from elastix.state import BY_PARAMETER, State
+
+_EXTRA = re.compile(r"@([^@/]+\.)?_extra_state")
+"""What a State has under the name of a module's `get_extra_state`; not those of further models."""
 
 
 def without_stage(state: State, names: Collection[str]) -> list[str]:
@@ -24,8 +28,11 @@ def of_stage(state: State, names: Collection[str]) -> State:
     meta = dict(state.meta)
     for key, value in state.meta.items():
         if is_optimizer(value):
+            others = {name for group in value["param_groups"] for name in group["params"]} - {
+                *names
+            }
             groups = [_narrowed(group, names.__contains__) for group in value["param_groups"]]
-            slots = {name: slot for name, slot in value["state"].items() if name in names}
+            slots = {key: slot for key, slot in value["state"].items() if key not in others}
             meta[key] = {**value, "state": slots, "param_groups": groups}
     return State(state.tensors, meta, state.parents, state.parts)
 
@@ -73,6 +80,16 @@ def _both(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
         groups.append({**here, **lists})
     slots = {name: slot for name, slot in other["state"].items() if name not in known}
     return {**one, "state": {**one["state"], **slots}, "param_groups": groups}
+
+
+def model_of(state: State) -> State:
+    """The first model of a State alone, with what its modules keep besides tensors."""
+    meta = {name: value for name, value in state.meta.items() if _EXTRA.fullmatch(name)}
+    extra = tuple(f"@extra/{name[1:]}" for name in meta)
+    chosen = [name for name in state.tensors if name[:1] != "@" or name.startswith(extra)]
+    tensors = {name: state.tensors[name] for name in chosen}
+    parts = {name: held for name, held in state.parts.items() if name in tensors}
+    return State(tensors, meta, parts=parts)
 
 
 def without(state: State, others: Iterable[str]) -> State:

@@ -37,7 +37,7 @@ from elastix.flat import flatten, nest
 from elastix.search.model_sources import InheritTerms, StoreDirectory, TrialModelSource
 from elastix.search.space import Space
 from elastix.search.trial import Objectives, Searcher, Selects, Trial, TrialState
-from elastix.state import Ref, State
+from elastix.state import Ref, capture
 from elastix.store import Store
 from elastix.train.replica.model_source import TrainedModel
 
@@ -322,7 +322,7 @@ def leave(
     if model_source is None:
         return {}
     metrics = {name: single(value) for name, value in metrics.items()}
-    state = State({name: tensor.detach() for name, tensor in model.state_dict().items()})
+    state = capture({"": model}, {})
     ref = model_source.leave(TrainedModel(model, state, metrics, epochs, "final"))
     return {_REF: ref} if ref is not None else {}
 

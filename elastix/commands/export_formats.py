@@ -176,7 +176,8 @@ def _put_onnx(module: torch.nn.Module, draft: Path, samples: Sequence[torch.Tens
     expected = [_answers(module, sample) for sample in samples]
     path = draft / "model.onnx"
     logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # each package that is not installed
-    large = sum(t.nbytes for t in module.state_dict().values()) > _MOST_INSIDE
+    own = module.state_dict().values()  # what a get_extra_state gives is among them
+    large = sum(one.nbytes for one in own if isinstance(one, torch.Tensor)) > _MOST_INSIDE
     try:
         torch.onnx.export(
             module,

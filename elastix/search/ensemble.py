@@ -22,7 +22,7 @@ from torch.nn import functional as F
 from elastix.arguments import checked
 from elastix.errors import ConfigError, NotFound, StateError
 from elastix.search.trial import Config, Trial
-from elastix.state import Ref, State, capture
+from elastix.state import OF_MODEL, Ref, State, capture
 from elastix.store import Store
 
 logger = logging.getLogger(__name__)
@@ -209,7 +209,7 @@ def _load(trial: Trial, store: Store, build: Build) -> nn.Module | None:
     if trial.ref is None:
         return None
     try:
-        state: State = store.get(trial.ref, "[!@]*")
+        state: State = store.get(trial.ref, OF_MODEL)
     except NotFound:
         logger.warning("ensemble trial=%s model=%s gone=true", trial.number, trial.ref[:12])
         return None

@@ -18,7 +18,7 @@ from elastix.errors import Corrupt, NotFound, SearchError, StoreDamaged
 from elastix.search.inherit import Inherited, inherit
 from elastix.search.trial import Config, Objectives
 from elastix.state import Ref, State, Stateful, warm_start
-from elastix.state_entries import entries_of
+from elastix.state_entries import entries_of, model_of
 from elastix.store import Signature, Store, signature
 from elastix.train.replica.model_source import TrainedModel
 
@@ -264,7 +264,8 @@ class TrialModelSource(_FromStore):
         state = leaving.state
         if not paused:
             kept = entries_of(state, *(["optimizer"] if self._terms.optimizer else []), ENTRY)
-            state = State({**state.model, **kept.tensors}, kept.meta)
+            model = model_of(state)
+            state = State({**model.tensors, **kept.tensors}, {**model.meta, **kept.meta})
         state = State(state.tensors, {**state.meta, **meta})
         known = self._signature
         taken = known[1] if known and known[0] is leaving.model else signature(leaving.model)
@@ -331,7 +332,8 @@ class StoredModelSource(_FromStore):
 
 def _told(found: Inherited, model: torch.nn.Module) -> dict[str, Any]:
     """For the journal, with the share of the model's bytes."""
-    total = sum(t.nbytes for t in model.state_dict().values()) or 1
+    own = model.state_dict().values()  # what a get_extra_state gives is among them
+    total = sum(one.nbytes for one in own if isinstance(one, torch.Tensor)) or 1
     return {**found.to_json(), "share": found.nbytes / total}
 
 

@@ -20,7 +20,7 @@ from elastix.observe.journal import is_file
 from elastix.search.pareto import fronts, order
 from elastix.search.trial import Config, Objectives, Trial, TrialState, check_kinds, seed_of
 from elastix.search.trial_database import FILE, TrialDatabase, TrialRow, readable, unbegun
-from elastix.state import Ref, State
+from elastix.state import OF_MODEL, Ref, State
 from elastix.store import Store
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ class Best:
             NotFound: the trial left no model, or it was retired.
         """
         with Store(self.store, read_only=True) as store:
-            return store.get(self._model(), "[!@]*").load_into(build(self.config))
+            return store.get(self._model(), OF_MODEL).load_into(build(self.config))
 
     def _model(self) -> Ref:
         if self.ref is None:

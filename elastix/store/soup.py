@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING
 from elastix.arguments import require, single
 from elastix.errors import ConfigError, StateError
 from elastix.lazy_import import later
-from elastix.state import Ref, State
+from elastix.state import OF_MODEL, Ref, State
+from elastix.state_entries import model_of
 from elastix.store.whole_tensors import wholes
 
 if TYPE_CHECKING:
@@ -68,7 +69,7 @@ def cook(store: Store, refs: Sequence[str], validate: Validate) -> Soup:
             f"a soup takes two different models or more, not {list(refs)}. Nothing was stored."
         )
     _check(store, known)
-    states = {ref: State(store.get(ref, "[!@]*").tensors) for ref in known}
+    states = {ref: model_of(store.get(ref, OF_MODEL)) for ref in known}
     scores = {ref: _score(validate, state, ref) for ref, state in states.items()}
     best, *others = sorted(known, key=lambda ref: -scores[ref])
     taken, score, soup = [best], scores[best], states[best]
@@ -84,7 +85,8 @@ def cook(store: Store, refs: Sequence[str], validate: Validate) -> Soup:
             best[:12],
         )
         return Soup(best, score, (best,), scores[best])
-    meta = {"soup": {"score": score, "scores": {ref: scores[ref] for ref in taken}}}
+    told = {"score": score, "scores": {ref: scores[ref] for ref in taken}}
+    meta = {**soup.meta, "soup": told}
     ref = store.put(
         State(soup.tensors, meta), parents=taken, signature=store.signature(best), score=score
     )
@@ -92,16 +94,19 @@ def cook(store: Store, refs: Sequence[str], validate: Validate) -> Soup:
 
 
 def average(states: Sequence[State]) -> State:
-    """The mean of each tensor, taken in float64 or complex128; whole numbers are of the first."""
+    """The mean of each tensor, taken in float64 or complex128.
+
+    Whole numbers, and what modules keep besides tensors, are those of the first.
+    """
     mean = {}
     for name, tensor in states[0].tensors.items():
-        if tensor.is_floating_point() or tensor.is_complex():
+        if not name.startswith("@") and (tensor.is_floating_point() or tensor.is_complex()):
             exact = torch.complex128 if tensor.is_complex() else torch.float64
             total = torch.stack([state.tensors[name].to(exact) for state in states]).mean(dim=0)
             mean[name] = total.to(tensor.dtype)
         else:
             mean[name] = tensor
-    return State(mean)
+    return State(mean, states[0].meta)
 
 
 def _score(validate: Validate, state: State, ref: Ref) -> float:

@@ -14,6 +14,7 @@ import elastix.tune
 from elastix.errors import ConfigError, StoreError
 from elastix.flat import nest
 from tests.search_parts import SPACE, Drawing, Net
+from tests.unit.test_state import HasMore
 
 PARAM_SPACE = {
     "width": tune.choice([16, 32]),
@@ -136,6 +137,13 @@ def test_what_is_no_finite_number_is_a_failure_and_ends_nothing(odd):
     search.on_trial_complete("a", {"score": odd})
     assert drawing.told == [0]
     assert drawing.best is None
+
+
+def test_a_model_that_has_more_than_tensors_is_left_with_all_of_it(tmp_path):
+    config = begun(store=tmp_path).suggest("a")
+    ref = elastix.tune.leave(HasMore({"seen": 7}), config, score=0.5)["elastix_ref"]
+    with elastix.Store(tmp_path, read_only=True) as store:
+        assert store.get(ref).load_into(HasMore(None)).more == {"seen": 7}
 
 
 def test_nothing_is_inherited_from_another_experiment(tmp_path):

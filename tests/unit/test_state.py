@@ -10,6 +10,7 @@ import torch
 
 from elastix.errors import ConfigError, StateError
 from elastix.state import (
+    OF_MODEL,
     HeldState,
     RandomState,
     Ref,
@@ -20,6 +21,7 @@ from elastix.state import (
     restore,
     warm_start,
 )
+from elastix.store import Store
 from elastix.store.exchange import export, read
 
 
@@ -363,6 +365,50 @@ def test_an_optimizer_entry_of_an_unknown_parameter_is_named():
     fewer = torch.optim.SGD(list(model.parameters())[1:], lr=0.1)
     with pytest.raises(StateError, match=r"'first\.weight'"):
         restore(state, {"": model}, {"optimizer": fewer})
+
+
+class CountsSteps(torch.optim.SGD):
+    def step(self, closure=None):
+        self.state["steps"] = self.state.get("steps", 0) + 1
+        return super().step(closure)
+
+
+def test_what_an_optimizer_keeps_of_no_parameter_is_restored():
+    def made() -> tuple[Net, CountsSteps]:
+        model = Net(0)
+        return model, CountsSteps(model.parameters(), lr=0.1, momentum=0.9)
+
+    model, optimizer = made()
+    model(torch.ones(2, 3)).sum().backward()
+    optimizer.step()
+    state = capture({"": model}, {"optimizer": optimizer}).clone()
+    model, optimizer = made()
+    restore(state, {"": model}, {"optimizer": optimizer})
+    assert optimizer.state["steps"] == 1
+    assert capture({"": model}, {"optimizer": optimizer}).manifest() == state.manifest()
+
+
+class HasMore(torch.nn.Linear):
+    """A model whose state_dict has more than tensors."""
+
+    def __init__(self, more) -> None:
+        super().__init__(2, 2)
+        self.more = more
+
+    def get_extra_state(self):
+        return self.more
+
+    def set_extra_state(self, state):
+        self.more = state
+
+
+def test_a_model_is_loaded_with_what_it_has_besides_tensors(tmp_path):
+    more = {"seen": 7, "scale": torch.tensor([0.5])}
+    with Store(tmp_path) as store:
+        ref = store.put(capture({"": HasMore(more)}, {}))
+        loaded = store.get(ref, OF_MODEL).load_into(HasMore(None))
+    assert loaded.more["seen"] == 7
+    assert torch.equal(loaded.more["scale"], more["scale"])
 
 
 class Holds:

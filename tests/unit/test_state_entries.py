@@ -10,11 +10,12 @@ from elastix.state_entries import (
     entries_of,
     is_optimizer,
     meta_of_stages,
+    model_of,
     of_stage,
     without,
     without_stage,
 )
-from tests.unit.test_state import Net, train
+from tests.unit.test_state import CountsSteps, HasMore, Net, train
 
 
 def by_groups(layers):
@@ -23,11 +24,16 @@ def by_groups(layers):
     return torch.optim.AdamW([{"params": weights}, {"params": biases, "lr": 0.5}])
 
 
+def counting(layers):
+    """An optimizer that keeps something which is of no parameter."""
+    return CountsSteps(torch.nn.ModuleDict(layers).parameters(), lr=0.1, momentum=0.9)
+
+
 def by_name(layers):
     return torch.optim.AdamW(torch.nn.ModuleDict(layers).named_parameters(), lr=0.1)
 
 
-@pytest.mark.parametrize("of_layers", [by_groups, by_name])
+@pytest.mark.parametrize("of_layers", [by_groups, by_name, counting])
 def test_stages_make_up_the_state_of_the_whole_model_and_each_takes_its_own_back(of_layers):
     layers = {"a": torch.nn.Linear(3, 4), "b": torch.nn.Linear(4, 2)}
     whole = torch.nn.Sequential(OrderedDict(layers))
@@ -39,7 +45,7 @@ def test_stages_make_up_the_state_of_the_whole_model_and_each_takes_its_own_back
         stage, own = torch.nn.ModuleDict({name: layer}), of_layers({name: layer})
         names = set(parameter_names({"": stage}).values())
         restore(of_stage(want, names), {"": stage}, {"optimizer": own})
-        assert len(own.state) == 2
+        assert len([key for key in own.state if isinstance(key, torch.Tensor)]) == 2
         parts.append(capture({"": stage}, {"optimizer": own}))
     assert meta_of_stages([part.meta for part in parts]) == want.meta
     assert {name for part in parts for name in part.tensors} == want.tensors.keys()
@@ -76,6 +82,14 @@ def test_the_others_of_a_state_are_not_its_model_nor_its_counts():
     assert sorted(rest.meta) == ["@optimizer", "@scheduler"]
     assert rest.tensors
     assert all(name.startswith("@optimizer/") for name in rest.tensors)
+
+
+def test_a_model_is_taken_out_with_what_it_has_besides_tensors():
+    model, other = (torch.nn.Sequential(HasMore({"n": n, "t": torch.ones(n)})) for n in (1, 2))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    others = {"optimizer": optimizer, "extra": optimizer}
+    state = capture({"": model, "@module1/": other}, others, {"step": 3})
+    assert model_of(state).manifest() == capture({"": model}, {}).manifest()
 
 
 def test_a_kind_is_of_all_objects_of_it():

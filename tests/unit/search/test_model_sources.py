@@ -13,12 +13,13 @@ from elastix.search.executors.store_access import HostDirectory, _place
 from elastix.search.model_sources import InheritTerms, TrialModelSource
 from elastix.search.results import Best
 from elastix.search.trial import Objectives, Suggestion, Trial, TrialState
-from elastix.state import State
+from elastix.state import State, capture
 from elastix.store import Store, owner, signature
 from elastix.store.ledger import Ledger
 from elastix.store.server import _Client, _Server
 from elastix.train.replica.model_source import TrainedModel
 from elastix.train.replica.solo import run_alone
+from tests.unit.test_state import HasMore
 from tests.unit.train.solo import solo
 
 
@@ -69,6 +70,40 @@ def test_a_run_that_descends_from_a_trial_reads_its_model_on_any_host(
         assert source.inherit(child)["share"] == 1.0
         model_sources._opened.pop(source.store).close()
     assert torch.equal(child.weight, model.weight)
+
+
+def test_a_model_that_has_more_than_tensors_is_left_with_all_of_it(tmp_path: Path) -> None:
+    terms = InheritTerms(
+        store=model_sources.StoreDirectory(str(tmp_path)),
+        campaign="c",
+        objectives=Objectives.of("score"),
+        mode="none",
+        provider="parent",
+    )
+    model = HasMore({"seen": 7, "scale": torch.ones(2)})
+    left = TrainedModel(model, capture({"": model}, {}), {"score": 0.5}, 1.0, "final")
+    ref = TrialModelSource(terms, 0, {}).leave(left)
+    model_sources.let_go(terms.store)
+    trial = Trial(0, Suggestion({}), TrialState.FINISHED, (0.0,), ref=ref)
+    assert Best(trial, {}, str(tmp_path)).model(lambda _: HasMore(None)).more["seen"] == 7
+
+
+def test_a_model_that_has_more_than_tensors_inherits_them(tmp_path: Path) -> None:
+    parent, child = HasMore({"seen": 7}), HasMore({"seen": 0})
+    with Store(tmp_path) as store:
+        ref = store.put(capture({"": parent}, {}), signature=signature(parent))
+    terms = InheritTerms(
+        store=model_sources.StoreDirectory(str(tmp_path)),
+        campaign="c",
+        objectives=Objectives.of("score"),
+        mode="lcs",
+        provider="parent",
+    )
+    found = TrialModelSource(terms, 1, {}, parent=ref).inherit(child)
+    model_sources.let_go(terms.store)
+    assert found is not None
+    assert found["share"] == 1.0
+    assert torch.equal(child.weight, parent.weight)
 
 
 @pytest.mark.parametrize(("given", "frozen"), [(True, True), (False, False), ("head", False)])

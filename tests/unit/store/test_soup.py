@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from elastix.errors import ConfigError, NotFound, ReadOnly, StateError
-from elastix.state import State
+from elastix.state import State, capture
 from elastix.store import Store
+from tests.unit.test_state import HasMore
 
 
 def model(*values, steps=0, **meta):
@@ -49,6 +50,28 @@ def test_the_average_is_stored_with_those_that_it_was_made_of(store, family):
     assert set(state.parents) == {family[0], family[1]}
     assert (soup.score, soup.best_score) == (-0.5, -1.0)
     assert store.score(soup.ref) == -0.5
+
+
+def test_what_models_have_besides_tensors_is_that_of_the_best(store):
+    made = [HasMore({"seen": seen}) for seen in (1, 2, 3)]
+    for part, value in zip(made, (5.0, 2.0, -1.0), strict=True):
+        torch.nn.init.constant_(part.weight, value)
+        torch.nn.init.zeros_(part.bias)
+    root, *children = (capture({"": part}, {}) for part in made)
+    ref = store.put(root)
+    refs = [store.put(child, parents=[ref]) for child in children]
+    seen = []
+
+    def validate(state):
+        loaded = state.load_into(HasMore(None))
+        seen.append(loaded.more["seen"])
+        return -float(loaded.weight.detach().mean().abs())
+
+    soup = store.soup(refs, validate)
+    assert soup.averaged
+    assert seen == [2, 3, 3]
+    loaded = store.get(soup.ref).load_into(HasMore(None))
+    assert (loaded.more, float(loaded.weight.detach().mean())) == ({"seen": 3}, 0.5)
 
 
 def test_where_no_average_is_as_good_the_best_is_given_and_it_is_said(store, family, caplog):
