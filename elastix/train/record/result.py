@@ -13,7 +13,7 @@ from elastix.events import Event, RunStarted, StateStored
 from elastix.notebook import facts
 from elastix.observe import catalogue, journal, reported_metrics
 from elastix.observe.progress import Progress, shown
-from elastix.state import Ref, State
+from elastix.state import OF_MODEL, Ref, State
 from elastix.store import Store
 
 if TYPE_CHECKING:
@@ -25,7 +25,8 @@ class Result:
     """The result of a run. `fit` returns it, and `Result.open` opens it again later.
 
     Attributes:
-        ref: of the final State, or of the last stored one if the run is not finished.
+        ref: of the final State, or of the last stored one if the run is not finished; "" if none is
+            stored.
         metrics: the last value of each metric that was reported.
         audit: how the samples were used and how often the replicas were compared, over the whole
             run, including restarts.
@@ -121,10 +122,10 @@ class Result:
         """The final State, mapped from disk.
 
         Raises:
-            NotFound: it was retired since. Corrupt: names what is damaged.
+            NotFound: none is stored yet, or it was retired since. Corrupt: names what is damaged.
         """
         with Store(self.store, read_only=True) as store:
-            return store.get(self.ref)
+            return store.get(self._stored())
 
     def model(self, build: Callable[[Any], nn.Module], *, best: bool = False) -> nn.Module:
         """The trained model, in evaluation mode.
@@ -135,11 +136,22 @@ class Result:
 
         Raises:
             StateError: `build` gives another model than was trained.
-            NotFound: the State was retired since, or there is no best one.
+            NotFound: no State is stored yet, it was retired since, or there is no best one.
         """
-        ref = self.best.ref if best else self.ref
+        ref = self._stored(best=best)
         with Store(self.store, read_only=True) as store:
-            return store.get(ref, "[!@]*").load_into(build(self.config))
+            return store.get(ref, OF_MODEL).load_into(build(self.config))
+
+    def _stored(self, *, best: bool = False) -> Ref:
+        if best and not self.best.ref:
+            raise NotFound(
+                f"no State of run {self.name!r} is stored for step {self.best.step}, at which "
+                f"{self.best.metric!r} was best."
+            )
+        ref = Ref(self.best.ref) if best else self.ref
+        if not ref:
+            raise NotFound(f"run {self.name!r} has stored no State yet.")
+        return ref
 
     def _best(self) -> reported_metrics.BestSoFar:
         best = reported_metrics.BestSoFar()

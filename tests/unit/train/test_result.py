@@ -118,6 +118,21 @@ def test_without_a_best_it_says_why(tmp_path):
     assert elastix.Result.open(tmp_path, "unnamed").history["acc"].tolist() == [0.5]
 
 
+def test_without_a_stored_state_it_says_so(tmp_path):
+    Store(tmp_path).close()
+    with Journal(tmp_path / "runs" / "young" / "journal.jsonl") as journal:
+        best = {"best": "acc", "mode": "max"}
+        journal.append(
+            RunStarted(name="young", seed=0, config={}, scaling={}, versions={}, checkpoint=best)
+        )
+        journal.append(Reported(seq=1, step=1, metrics={"acc": 0.5}))
+    result = elastix.Result.open(tmp_path, "young")
+    with pytest.raises(NotFound, match="run 'young' has stored no State yet"):
+        result.load()
+    with pytest.raises(NotFound, match="is stored for step 1, at which 'acc' was best"):
+        result.model(build, best=True)
+
+
 def test_a_notebook_shows_a_table_and_a_terminal_a_line(run):
     result = elastix.Result.open(run[0], "digits")
     html = result._repr_html_()
