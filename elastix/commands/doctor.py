@@ -149,6 +149,7 @@ def cluster(environ: Mapping[str, str], current: Path) -> Iterator[Finding]:
         yield Finding("ray cluster", "ok", "none runs here: fit() starts a local one")
         return
     host, _, port = address.removeprefix("ray://").rpartition(":")
+    host = host.strip("[]")  # an IPv6 address stands in them
     if not host or not port.isdigit() or not _answers(host, int(port)):
         mend = f"rm {current}, or ray start --head" if stale else "correct or unset RAY_ADDRESS"
         fact = f"nobody answers at {address}"

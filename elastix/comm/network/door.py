@@ -82,7 +82,8 @@ class Door:
         self._purpose = purpose
         self._secret = _checked(secret)
         self._welcome = welcome
-        self._listener = socket.create_server((host, 0), backlog=1024)
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        self._listener = socket.create_server((host, 0), family=family, backlog=1024)
         self.address: Address = (host, self._listener.getsockname()[1])
         self._lock = threading.Lock()
         self._strangers: list[socket.socket] = []

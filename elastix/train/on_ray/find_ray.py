@@ -169,7 +169,8 @@ def is_gone(address: str | None) -> bool:
     if not port.isdigit():
         return False  # nothing is noted, or nothing that is known here: Ray knows what to do
     try:
-        socket.create_connection((host, int(port)), timeout=2.0).close()
+        # An IPv6 address stands in brackets.
+        socket.create_connection((host.strip("[]"), int(port)), timeout=2.0).close()
     except OSError:
         return True
     return False

@@ -271,6 +271,12 @@ def test_it_listens_at_its_host_alone():
         pass
 
 
+@pytest.mark.skipif(not socket.has_ipv6, reason="no IPv6")
+def test_it_listens_at_an_ipv6_address():
+    with closing(Door("::1", CATCH_UP, SECRET, Guests())) as there:
+        assert answers(there.address, CATCH_UP, SECRET)
+
+
 def test_who_does_not_answer_is_unreachable():
     with (
         closing(Door(HOST, CATCH_UP, SECRET, Guests())) as there,

@@ -115,6 +115,13 @@ def test_a_cluster_that_does_not_answer(tmp_path):
     assert one(doctor.cluster({"RAY_ADDRESS": "nonsense"}, tmp_path)).status == "fail"
 
 
+def test_an_ipv6_address_is_asked_without_its_brackets(monkeypatch, tmp_path):
+    asked = []
+    monkeypatch.setattr(doctor, "_answers", lambda *address: asked.append(address))
+    one(doctor.cluster({"RAY_ADDRESS": "[::1]:6379"}, tmp_path))
+    assert asked == [("::1", 6379)]
+
+
 def test_a_host_without_an_address():
     found = doctor.network("no-such-host.invalid", {})
     assert found.status == "fail"

@@ -122,6 +122,15 @@ def test_a_cluster_that_answers_is_used(monkeypatch, asked, listener):
     assert asked == [None]
 
 
+@pytest.mark.skipif(not socket.has_ipv6, reason="no IPv6")
+def test_a_cluster_with_an_ipv6_address_is_used(monkeypatch, asked):
+    with socket.create_server(("::1", 0), family=socket.AF_INET6) as server:
+        address = f"[::1]:{server.getsockname()[1]}"
+        monkeypatch.setattr(find_ray, "read_ray_address", lambda: address)
+        find_ray.find_or_start_ray()
+    assert asked == [None]
+
+
 def test_that_a_local_ray_wants_a_token_is_no_warning(monkeypatch, asked, caplog):
     """If this fails, Ray has changed: look whether it still warns where nothing is wrong."""
     tokens = pytest.importorskip(find_ray._TOKENS, reason="this Ray has none")
