@@ -37,6 +37,14 @@ class TestLocal(ExecutorContract):
     def test_a_function_that_cannot_be_sent_is_refused(self):
         """Nothing is sent anywhere."""
 
+    def test_halting_what_has_ended_halts_nothing(self):
+        """A report comes with the end of its work, so whoever halts because of it is late."""
+        with self.opened(tells) as executor:
+            for _ in range(2):
+                ends, _ = self.collect(executor, [self.work(5)])
+                assert ends[5].kind == "finished"
+                executor.halt(5)
+
 
 @pytest.mark.usefixtures("cluster")
 class TestTune(ExecutorContract):

@@ -71,10 +71,12 @@ class Local:
 
     def halt(self, number: int) -> None:
         """Only work that has not begun can be halted: the caller of `poll` waits for the rest."""
-        self._halted.add(number)
+        if any(work.number == number for work in self._waiting):
+            self._halted.add(number)
 
     def close(self) -> None:
         """Forget what was submitted; the next campaign may have another store."""
         self._waiting.clear()
+        self._halted.clear()
         if self._store is not None:
             let_go(self._store)
