@@ -38,7 +38,7 @@ T = TypeVar("T")
 
 _BITS = 20  # of a digest in one number: times the samples of a batch it is still exact in float64
 _NUMBERS = 3
-_PARTS, _EACH = 1024, 4  # of nothing, of which each worker is to have one; no more than so many
+_PARTS, _EACH = 1024, 4  # `on_any` asks up to 256 workers: batches of 4 out of 1024 dummy samples
 _ATTEMPTS = 3
 _SEEDERS = ("seed_worker", "pl_worker_init_function")  # of Hugging Face and of Lightning
 

@@ -1,1 +1,1 @@
-"""Readers of events: the journal on disk, the console."""
+"""Readers of events: journal, console, loggers, metrics, timeline, and folds that these share."""

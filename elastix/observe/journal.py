@@ -80,7 +80,7 @@ class Journal:
         return self._end[0]
 
     def append(self, event: Event, sequence: int | None = None) -> None:
-        """Add one event; `serial` numbers those that several workers may send.
+        """Add one event; `sequence` numbers those that several workers may send.
 
         Raises:
             StoreError: JSON has no word for what is in it. Or the disk refuses, or refused an

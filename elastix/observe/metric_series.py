@@ -1,7 +1,7 @@
 """Events as metrics: which series there are, and what each event does to them. Pure.
 
 Names are without the prefix `elastix_`; units are base units and stand in the names. Where the
-values go is a Sink's affair (metrics has the one for Ray).
+values go is a Sink's affair (ray_metrics has the one for Ray).
 """
 
 from collections import Counter

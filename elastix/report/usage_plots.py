@@ -10,7 +10,7 @@ _GIB = float(1 << 30)
 
 
 def usage_figures(training: Training) -> list[Figure]:
-    """None if nothing was measured: the run was too short, or an older elastix made it."""
+    """Empty if nothing was measured: the run was too short, or an older elastix made it."""
     shown = [
         _over_time(training, "cpu", "Processor", "cores", lambda value: value),
         _over_time(training, "memory", "Memory", "GiB", lambda value: value / _GIB),

@@ -2,7 +2,7 @@
 
 What the estimate lacks (what libraries hold beside) is learned from the trials that ran.
 
-Not here: what becomes of a refused trial (campaign_loop), or counting a step (cost.trace).
+Not here: what becomes of a refused trial (trial_endings), or counting a step (cost.trace).
 """
 
 import logging

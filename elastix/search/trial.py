@@ -1,7 +1,7 @@
 """What a searcher proposes, what becomes of it, and the protocol between the two.
 
 Not here: how a proposal is made (searchers/), where it runs (executors/), whether it goes on
-(rungs.py), or where results are kept (campaign.py).
+(rungs.py), or where results are kept (trial_database.py).
 
 Invariant: inside elastix everything is minimised. `Objectives` turns what a train function
 reported into losses at the door; searchers and rungs see losses and never a mode.

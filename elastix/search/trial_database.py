@@ -1,7 +1,7 @@
 """The trial database: all trials of a campaign, in SQLite; one transaction for what is at once.
 
 It stands beside the store's index, not in it, as the index can be rebuilt from packs and trials
-cannot. Not here: what trials mean, or who may run (campaign).
+cannot. Not here: what trials mean (trial), or which of them run (campaign_loop).
 
 Invariant: a result is in the database whole or not at all, and what `commit` returned from stays,
 whatever process is killed when. One process writes; others may read meanwhile. Each row has a

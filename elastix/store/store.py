@@ -497,15 +497,27 @@ class Store:
         return self._reader.model(ref)[1].manifest
 
     def score(self, ref: str) -> float | None:
-        """The score that a model was stored with."""
+        """The score that a model was stored with.
+
+        Raises:
+            NotFound: no such model.
+        """
         return self._ledger.find(ref).score
 
     def nbytes(self, ref: str) -> int:
-        """Bytes of a model's tensors, before deduplication."""
+        """Bytes of a model's tensors, before deduplication.
+
+        Raises:
+            NotFound: no such model.
+        """
         return self._ledger.find(ref).nbytes
 
     def signature(self, ref: str) -> Signature | None:
-        """The signature that a model was stored with."""
+        """The signature that a model was stored with; None if with none.
+
+        Raises:
+            NotFound: no such model. Corrupt: its record is damaged.
+        """
         stored = self._reader.model(ref)[1].signature
         return Signature.from_json(stored) if stored else None
 
@@ -562,15 +574,27 @@ class Store:
         return lineage.diff(self.manifest(a), self.manifest(b), equal)
 
     def ancestors(self, ref: str) -> list[Ref]:
-        """All models that a model derives from, nearest first, including retired ones."""
+        """All models that a model derives from, nearest first, including retired ones.
+
+        Raises:
+            NotFound: no such model.
+        """
         return self._ledger.relatives("ancestors", self._known(ref))
 
     def descendants(self, ref: str) -> list[Ref]:
-        """All models that derive from a model, nearest first, including retired ones."""
+        """All models that derive from a model, nearest first, including retired ones.
+
+        Raises:
+            NotFound: no such model.
+        """
         return self._ledger.relatives("descendants", self._known(ref))
 
     def common_ancestor(self, a: str, b: str) -> Ref | None:
-        """The nearest common ancestor; a model counts as its own ancestor."""
+        """The nearest common ancestor; a model counts as its own ancestor. None if there is none.
+
+        Raises:
+            NotFound: no such model.
+        """
         found = self._ledger.relatives("common_ancestor", self._known(a), self._known(b))
         return found[0] if found else None
 
@@ -635,8 +659,8 @@ class Store:
 
         Args:
             refs: tags or refs of at least two models with the same architecture.
-            validate: returns the score of a State that has only the model's tensors; higher is
-                better. It is called at most twice for each model.
+            validate: returns the score of a State of the model alone; higher is better. It is
+                called at most twice for each model.
 
         Returns:
             The average, or the best model if no average is as good; then `averaged` is False, and

@@ -1,6 +1,6 @@
 """What an executor is given, what it gives back, and the protocol in between.
 
-Not here: why a piece of work is done (campaign), or what its reports mean (trial.Objectives).
+Not here: why a piece of work is done (campaign_loop), or what its reports mean (trial.Objectives).
 
 Invariant: every piece of work that was submitted ends exactly once, whatever becomes of the
 worker that had it.

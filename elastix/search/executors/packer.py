@@ -5,7 +5,7 @@ of: a machine, or one GPU. A trial has a *reservation*: what its worker may hold
 the worker's own libraries included.
 
 Not here: measuring memory (trial_memory.py), or what becomes of a trial that had too little
-(campaign_loop).
+(trial_endings).
 
 Invariants: what is reserved on a host, idle seats counted by what they hold anyway, is never more
 than the host has, but for what a seat holds idle that came later. A trial that fits no host as it

@@ -2,8 +2,8 @@
 
 Pure: the forest is a function of the seed and of the observations in order, so it is never saved.
 Most of the cost of an `ask` is growing it. Two things limit that cost: a tree is grown from at most
-`_DRAWS` observations, and after each observation only a third of the trees is grown again; the
-others are one or two observations old.
+`_DRAWS` observations, and after each observation only a quarter of the trees is grown again; the
+others are one to three observations old.
 
 The encoding: numbers are scaled to 0..1 (logarithmically if the space says so), unordered choices
 are one-hot, and inactive hyperparameters are -1.
@@ -99,7 +99,7 @@ class Forest:
         self._trees: list[tuple[int, Any]] = [(0, None)] * _TREES  # observations, tree
 
     def grow(self, rows: Rows, observed: Sequence[ObservedTrial], count: int) -> None:
-        """Grow a third of the trees from the latest observations.
+        """Grow a quarter of the trees from the latest observations.
 
         Args:
             rows: encoded configurations: the last `KEPT`, or all if there are fewer.

@@ -1,7 +1,7 @@
 """Whether workers that should hold the same State do: what their digests say. Pure.
 
 At boundaries that all agree on, each worker takes a digest of every part of its State
-(state_digests). Here they are put side by side. Not here: when that is done (member), and who
+(state_digests). Here they are put side by side. Not here: when that is done (schedule), and who
 brings them together (coordinator).
 """
 

@@ -2,7 +2,7 @@
 
 The training thread takes a snapshot at a boundary and goes on. A thread of its own offers it to the
 coordinator, writes what it is told to, and lets go of it when the State is stored. Not here: when
-a State is due (member), who writes what (assembly).
+a State is due (schedule), who writes what (assembly).
 """
 
 import queue

@@ -135,7 +135,7 @@ def take_stock(
 
 
 def own_groups(run: str, kind: str = "/") -> list[PlacementGroup]:
-    """Placement groups asked for in the name of this run; `kind`: slots.SLOT for slots alone."""
+    """Placement groups asked for in the name of this run; `kind`: SLOT for slots alone."""
     return groups_named(f"{run}{kind}")
 
 

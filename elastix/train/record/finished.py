@@ -1,7 +1,7 @@
-"""Whether a run that is called again has anything left to do. Not here: how it goes on (worker).
+"""Whether a run that is called again has anything left to do.
 
 It has not if it ended well and is called with the same config, seed and train function, from the
-same parents.
+same parents. Not here: how it goes on (start_or_resume).
 """
 
 import ast

@@ -5,7 +5,7 @@ optimizers; what else was tracked is compared at checkpoints only. Taken when th
 reduced and not agreed on: so a worker whose parameters have changed since the step before, even
 while it computed, has no part in the step.
 
-Not here: which bytes (sentinel), and what follows (member).
+Not here: which bytes (sentinel), and what follows (step_commits).
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -16,7 +16,7 @@ So it is, too, if the guard finds a gradient too large: it may be that of a bad 
 out in the end, or somebody has miscalculated.
 
 Not here: how gradients are digested (comm.gradients.slice_digests), what becomes of who is at fault
-(member).
+(step_commits).
 """
 
 import math

@@ -1,7 +1,7 @@
 """The objects that a train function gave a worker, by name: what its State is captured from.
 
 Some come late. A loader, or what `ctx.track` names, may be made after the State has come; its part
-of it is kept until then. Not here: where a State comes from, or goes to (member).
+of it is kept until then. Not here: where a State comes from, or goes to (worker_state).
 
 Invariant: what a State holds for objects that do not exist yet is passed on as it came.
 """

@@ -20,7 +20,7 @@ class Vote:
     Attributes:
         proposal: generation of the proposed group that this worker could enter, 0 for none;
             unanimous.
-        drawn: hash of the batches of this step (draws); unanimous.
+        drawn: hash of the batches of this step (draw_comparison); unanimous.
         held: hash of a part of the State (fingerprints), 0 for none; unanimous among those with
             processors of one kind.
         processor: the kind of this worker's (exactness.kind_number).
