@@ -54,8 +54,8 @@ _PLAIN = str | int | float | bool | None  # the constants that a space can hold
 class Search(TuneSearcher):
     """Tune's search_alg over an elastix searcher.
 
-    It hears how trials end, and nothing of their reports before. Tune does not tell a trial that
-    its scheduler stopped from one that came to its end: both count with their last score.
+    It learns from how trials end. Tune does not tell a trial that its scheduler stopped from one
+    that came to its end: both count with their last score.
 
     Args:
         searcher: any but a Population; ScreenedEvolution by default. Tune does not say how many
@@ -103,6 +103,7 @@ class Search(TuneSearcher):
         self._elastix = searcher
         self._space = space
         self._nested = False
+        self._labelled: dict[str, dict[Any, Any]] = {}
         self._seed = seed
         self._store = (
             None if store is None else str(Path(RunConfig(store=str(store)).store).resolve())
@@ -136,6 +137,7 @@ class Search(TuneSearcher):
         self._metric, self._mode = metric or self._metric, mode or self._mode
         if self._space is None:
             self._space = space_of(config)
+            self._labelled = _labelled(config)
             self._nested = True
         self._begin()
         return True
@@ -177,7 +179,11 @@ class Search(TuneSearcher):
         trial = Trial(self._asked, asked[0], TrialState.RUNNING)
         self._asked += 1
         self._live[trial_id] = trial
-        config = nest(trial.config, _SEPARATOR) if self._nested else dict(trial.config)
+        row = {
+            name: self._labelled[name].get(value, value) if name in self._labelled else value
+            for name, value in trial.config.items()
+        }
+        config = nest(row, _SEPARATOR) if self._nested else row
         if self._store is not None:
             mode, provider = self._how
             config[KEY] = {
@@ -192,6 +198,12 @@ class Search(TuneSearcher):
             }
         return config
 
+    def on_trial_result(self, trial_id: str, result: Mapping[str, Any]) -> None:
+        """Keep the score: Tune ends a trial that HyperBand has paused without a word of it."""
+        trial = self._live.get(trial_id)
+        if trial is not None and self._objectives is not None:
+            self._live[trial_id] = _having_reported(trial, self._objectives.names, result)
+
     def on_trial_complete(
         self, trial_id: str, result: Mapping[str, Any] | None = None, error: bool = False
     ) -> None:
@@ -199,20 +211,18 @@ class Search(TuneSearcher):
         trial = self._live.pop(trial_id, None)
         if trial is None or self._objectives is None:
             return
-        metrics = {name: single((result or {}).get(name)) for name in self._objectives.names}
+        trial = _having_reported(trial, self._objectives.names, result or {})
         losses: tuple[float, ...] = ()
         if not error:
             with suppress(SearchError, OverflowError):  # it is no number, or beyond all floats
-                losses = self._objectives.losses(metrics)
+                losses = self._objectives.losses(trial.metrics)
         failed = not losses or not all(map(math.isfinite, losses))
-        ref = (result or {}).get(_REF)
         self._elastix.tell(
             [
                 trial.but(
                     state=TrialState.FAILED if failed else TrialState.FINISHED,
                     losses=() if failed else losses,
-                    metrics={} if failed else metrics,
-                    ref=Ref(ref) if ref else None,
+                    metrics={} if failed else trial.metrics,
                 )
             ]
         )
@@ -245,6 +255,14 @@ class Search(TuneSearcher):
         self._live = {key: Trial.from_json(value) for key, value in state["live"].items()}
         self._asked = state["asked"]
         self._experiment = state.get("experiment", "tune")  # as earlier versions called them all
+
+
+def _having_reported(trial: Trial, names: tuple[str, ...], result: Mapping[str, Any]) -> Trial:
+    """The trial with its latest scores and model. A result without them changes nothing."""
+    told = {name: single(result[name]) for name in names if result.get(name) is not None}
+    scores = {n: value if isinstance(value, _PLAIN) else str(value) for n, value in told.items()}
+    ref = result.get(_REF)
+    return trial.but(metrics={**trial.metrics, **scores}, ref=Ref(ref) if ref else trial.ref)
 
 
 # ------------------------------------------------------------------------- inside of a trial
@@ -334,7 +352,7 @@ def space_of(config: Mapping[str, Any]) -> ConfigurationSpace:
     """The ConfigSpace of a param_space; nested entries are joined by '/'.
 
     Constants that a space cannot hold (lists, functions, datasets) are not in it: Tune gives trials
-    what it was given itself, with the suggestion on top.
+    what it was given itself, with the suggestion on top. Choices that it cannot hold have labels.
 
     Raises:
         ConfigError: an entry that has no bounds or that only Tune can draw; names it.
@@ -348,6 +366,26 @@ def space_of(config: Mapping[str, Any]) -> ConfigurationSpace:
         if name.endswith(grid) or not _is_only_tunes(value)
     ]
     return ConfigurationSpace(name="tune", space=parameters)
+
+
+def _labelled(config: Mapping[str, Any]) -> dict[str, dict[Any, Any]]:
+    """By entry, its choices by what the space has for them."""
+    return {
+        name: dict(zip(_labels(value), value.categories, strict=True))
+        for name, value in flatten(config, separator=_SEPARATOR).items()
+        if isinstance(value, sample.Categorical)
+    }
+
+
+def _labels(value: sample.Categorical) -> list[Any]:
+    """What a space has for each choice: itself, or a label if no space holds it (lists, classes).
+
+    Labels go by places: a Tuner that is restored has to find the same ones.
+    """
+    return [
+        choice if isinstance(choice, _PLAIN) else f"choice {place}"
+        for place, choice in enumerate(value.categories)
+    ]
 
 
 def _is_only_tunes(value: Any) -> bool:  # noqa: ANN401 - whatever the user has
@@ -391,7 +429,12 @@ def _named(name: str, value: Any) -> Any:  # noqa: ANN401 - a hyperparameter of 
 
 def _parameter(name: str, value: Any) -> Any:  # noqa: ANN401 - a hyperparameter of ConfigSpace
     if isinstance(value, sample.Categorical):
-        return Categorical(name, list(value.categories))
+        if _has_a_domain(list(value.categories)):
+            raise ConfigError(
+                f"param_space[{name!r}] has a domain among its choices. Nothing was started. Give "
+                "each domain an entry of its own."
+            )
+        return Categorical(name, _labels(value))
     if not isinstance(value, sample.Domain):
         value = single(value)
         if not isinstance(value, _PLAIN):

@@ -2,12 +2,16 @@
 
 import json
 import math
+import tempfile
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from ray import tune
+from ray.tune import Checkpoint
+from ray.tune.schedulers import HyperBandScheduler
 
 import elastix
 import elastix.tune
@@ -85,6 +89,26 @@ def test_what_only_tune_can_draw_is_named(value):
         elastix.tune.space_of({"odd": value})
 
 
+class Kind:
+    """A choice that JSON has no word for."""
+
+
+CHOICES = ([64, 32], (16,), {"kind": "cosine"}, Kind, np.int64(3), "plain", None)
+
+
+def test_choices_that_no_space_holds_are_given_to_trials_as_they_are():
+    search = elastix.tune.Search(elastix.Random(), metric="score", mode="max")
+    search.set_search_properties(None, None, {"inner": {"odd": tune.choice(CHOICES)}})
+    drawn = [search.suggest(str(number))["inner"]["odd"] for number in range(len(CHOICES))]
+    assert sorted(map(repr, drawn)) == sorted(map(repr, CHOICES))
+
+
+def test_a_domain_among_choices_is_refused():
+    for choice in (tune.uniform(0, 1), [tune.uniform(0, 1)], {"grid_search": [1, 2]}):
+        with pytest.raises(ConfigError, match=r"param_space\['odd'\] has a domain among its"):
+            elastix.tune.space_of({"odd": tune.choice([choice, 3])})
+
+
 @pytest.mark.parametrize("name", ["a/b", 7])
 def test_a_name_that_would_come_back_as_another_is_refused(name):
     for space in ({name: tune.uniform(0, 1)}, {"in": {name: 1, "x": tune.uniform(0, 1)}}):
@@ -113,6 +137,26 @@ def test_results_reach_the_searcher_and_failures_count_as_such():
     assert drawing.told == [0, 1, 2, 3]
     assert drawing.best.number == 1
     assert drawing.best.losses == (-0.9,)
+
+
+def test_a_trial_that_tune_ends_without_a_result_counts_with_its_last_score(tmp_path):
+    search = begun()
+    for name in ("scored", "silent", "raised"):
+        search.suggest(name)
+    for name in ("scored", "raised"):
+        search.on_trial_result(name, {"score": 0.5})
+        search.on_trial_result(name, {"score": torch.tensor(0.7)})
+        search.on_trial_result(name, {"other": 1})
+    search.save(str(tmp_path / "state"))
+    drawing = Drawing()
+    again = begun(drawing)
+    again.restore(str(tmp_path / "state"))
+    for name in ("silent", "scored"):
+        again.on_trial_complete(name)
+    again.on_trial_complete("raised", error=True)
+    assert drawing.told == [1, 0, 2]
+    assert (drawing.best.number, drawing.best.state) == (0, "finished")
+    assert drawing.best.losses == pytest.approx((-0.7,))
 
 
 @pytest.mark.parametrize(
@@ -238,6 +282,8 @@ def test_a_tune_run_with_another_search_alg(cluster, tmp_path):
         assert config["sizes"] == [8, 4]
         assert config["inner"]["loss"](torch.ones(1), torch.ones(1)) == 0
         assert config["inner"]["none"] == {}
+        assert config["widths"] in ([8, 4], [4])
+        assert config["inner"]["act"] in (torch.nn.ReLU, torch.nn.Tanh)
         tune.report({"score": config["x"] * config["inner"]["depth"]})
 
     search = elastix.tune.Search(elastix.Evolution(population=8, sample=4))
@@ -246,7 +292,13 @@ def test_a_tune_run_with_another_search_alg(cluster, tmp_path):
         param_space={
             "x": tune.uniform(0, 1),
             "sizes": [8, 4],
-            "inner": {"depth": tune.randint(1, 4), "loss": torch.nn.MSELoss(), "none": {}},
+            "widths": tune.choice([[8, 4], [4]]),
+            "inner": {
+                "depth": tune.randint(1, 4),
+                "act": tune.choice([torch.nn.ReLU, torch.nn.Tanh]),
+                "loss": torch.nn.MSELoss(),
+                "none": {},
+            },
         },
         tune_config=tune.TuneConfig(
             metric="score",
@@ -263,6 +315,47 @@ def test_a_tune_run_with_another_search_alg(cluster, tmp_path):
     assert len(configs) == 6
     best = max(result.metrics["score"] for result in grid)
     assert grid.get_best_result().metrics["score"] == best
+
+
+def test_trials_that_hyperband_pauses_are_no_failures(cluster, tmp_path):
+    """It pauses each of them before it stops it, the best one too."""
+
+    def train(config):
+        checkpoint = tune.get_checkpoint()
+        begin = 0
+        if checkpoint is not None:
+            with checkpoint.as_directory() as folder:
+                begin = int((Path(folder) / "epochs").read_text())
+        for epoch in range(begin, 4):
+            folder = tempfile.mkdtemp(dir=tmp_path)
+            (Path(folder) / "epochs").write_text(str(epoch + 1))
+            tune.report({"score": config["x"] * (epoch + 1)}, checkpoint=Checkpoint(folder))
+
+    class Kept(Drawing):
+        trials = ()
+
+        def tell(self, trials):
+            self.trials += tuple(trials)
+            super().tell(trials)
+
+    kept = Kept()
+    grid = tune.Tuner(
+        train,
+        param_space={"x": tune.uniform(0, 1)},
+        tune_config=tune.TuneConfig(
+            metric="score",
+            mode="max",
+            num_samples=3,
+            max_concurrent_trials=2,
+            search_alg=elastix.tune.Search(kept),
+            scheduler=HyperBandScheduler(max_t=4, reduction_factor=2),
+            reuse_actors=True,
+        ),
+        run_config=tune.RunConfig(storage_path=str(tmp_path), verbose=0),
+    ).fit()
+    assert {trial.state for trial in kept.trials} == {"finished"}
+    scores = sorted(result.metrics["score"] for result in grid)
+    assert sorted(-trial.losses[0] for trial in kept.trials) == pytest.approx(scores)
 
 
 def test_a_space_of_elastix_instead_of_tunes():
