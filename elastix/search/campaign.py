@@ -80,6 +80,7 @@ from elastix.search.trial_database import Role, TrialDatabase, readable
 from elastix.store import Store
 from elastix.train.record.finished import mark
 from elastix.train.record.loaded_script import refuse_while_loading
+from elastix.train.record.uploaded_copy import warn_of_copy
 
 logger = logging.getLogger(__name__)
 
@@ -273,6 +274,7 @@ class Campaign:
             facts, same = self._introduce(database)
             if facts["seed"] != self._run.seed:
                 searcher = self._begun(facts["seed"])
+            warn_of_copy(self._run.store)
             with Store(self._run.store):
                 pass  # it can be opened and written, or says why not before anything is started
             executor = self._executor or self._pool()

@@ -35,6 +35,7 @@ from elastix.train.on_ray.run_settings import UNPICKLABLE, RunSettings, TrainFun
 from elastix.train.record.finished import history, mark, over
 from elastix.train.record.loaded_script import refuse_while_loading
 from elastix.train.record.result import Result
+from elastix.train.record.uploaded_copy import warn_of_copy
 from elastix.train.replica.exactness import check_configs
 
 if TYPE_CHECKING:
@@ -157,6 +158,8 @@ class ElasticTrainer:
         found = self._finished(opening)
         if found is not None:
             return found
+        if self._asked.watch is None:  # of a trial its campaign has said so
+            warn_of_copy(self._asked.run.store)
         with heeding():
             from elastix.train.on_ray.launch import Launch  # Ray takes a second to import
 
