@@ -37,7 +37,7 @@ _SUMMARY_S = 30.0
 _LATEST = 5  # events at the foot of the block
 _GROUPS = 3  # trials that are groups of workers, a line each
 _FINAL = ("finished", "stopped", "failed")
-_TOLD_FAILURES = 3  # the first ones say it; the table has them all
+_TOLD_FAILURES = 3  # the first ones say it; `campaign show --failed` has them all
 _ANCESTORS = 6  # of the best, named
 _STYLES = {"finished": "bold green", "failed": "bold red"}
 
@@ -104,6 +104,7 @@ class TrialsConsole:
         self._best_is = "best"
         self._store: StoreMeasured | None = None
         self._inherited: list[float] = []
+        self._models = False
         self._ignored = 0
         self._mode = "none"
         self._longest = 0.0
@@ -155,6 +156,7 @@ class TrialsConsole:
 
     def _start(self, event: CampaignStarted) -> None:
         self._known = event.known
+        self._models = event.known > 0  # nobody has said what became of those
         if len(event.objectives) > 1:  # none that ended before beats it in all of them
             self._best_is = "on the front"
         goal = ", ".join(f"{mode} {name}" for name, mode in event.objectives.items())
@@ -182,6 +184,7 @@ class TrialsConsole:
                 self._tell(f"trial {event.trial} refused: {event.message}", "yellow")
             return
         self._inherited.append(event.inherited)
+        self._models = self._models or bool(event.ref)
         self._ignored += event.ignored
         if event.ignored and self._ignored == 1:
             self._tell(f"trial {event.trial} {IGNORED}", "yellow")
@@ -206,6 +209,8 @@ class TrialsConsole:
             self._print(
                 "  a larger Budget(trials=..) lets it go on, another RunConfig(name=..) begins anew"
             )
+        elif event.outcome == "finished" and not self._done():
+            self._print("  no trial came to an end within this Budget")
         if self._best is not None:
             latest = "latest " if self._best_is != "best" else ""
             self._print(f"  {latest}{self._best_is}  {self._describe(self._best)}")
@@ -219,6 +224,8 @@ class TrialsConsole:
             for part in plain_lines(event.message):
                 self._print(f"  {part}")
         self._print(f"  table: {self._table}")
+        if self._tally["failed"]:
+            self._print(f"  why trials failed: {self._table} --failed")
         self._print(f"  {self._where}")
 
     # ------------------------------------------------------------------ pieces
@@ -238,7 +245,9 @@ class TrialsConsole:
             )
         elif not shares and self._inherited and self._mode != "none":
             made = any(parent is not None for parent in self._parents.values())
-            why = "no layers were equal" if made else "none was made from another one"
+            why = "none was made from another one"
+            if made:
+                why = "no layers were equal" if self._models else "none has left a model"
             yield f"no trial inherited anything: {why}"
 
     def _describe(self, event: TrialEnded) -> str:
@@ -288,8 +297,10 @@ class TrialsConsole:
     def _size(self) -> str:
         if self._store is None:
             return ""
-        shared = self._store.logical_bytes / max(1, self._store.unique_bytes)
-        return f"   store {decimal(self._store.physical_bytes)} (dedup {shared:.1f}x)"
+        size = f"   store {decimal(self._store.physical_bytes)}"
+        if not self._store.unique_bytes:
+            return size  # no model is in it yet
+        return f"{size} (dedup {self._store.logical_bytes / self._store.unique_bytes:.1f}x)"
 
     def _block(self) -> RenderableType:
         """At most 11 lines."""

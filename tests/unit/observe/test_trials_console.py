@@ -187,8 +187,18 @@ def test_a_log_has_what_matters_and_a_summary_each_half_minute():
     assert " <- " in text
     assert "inherited " in text
     assert text.count(" failed: RuntimeError") == 3
+    assert "campaign show nas-1 --store runs/store --failed\n" in text
     assert "lost: died; it starts again" in text
     assert all("store 1.2 GB (dedup 6.3x)" in line for line in summaries[1:])
+
+
+def test_a_campaign_without_trials_models_and_failures_tells_of_none():
+    console, file, _ = console_of(tty=False)
+    console.show(StoreMeasured(logical_bytes=0, unique_bytes=0, physical_bytes=94_200))
+    console.show(CampaignEnded(outcome="finished", trials=0, best=-1))
+    assert "store 94.2 kB\n" in file.getvalue()
+    assert "no trial came to an end within this Budget\n" in file.getvalue()
+    assert "--failed" not in file.getvalue()
 
 
 def test_a_failed_campaign_ends_with_its_first_failure():

@@ -74,6 +74,11 @@ def test_a_search_in_which_nothing_was_made_from_another_claims_nothing(tmp_path
     assert "no trial inherited anything: none was made from another one" in told
 
 
+def test_trials_without_models_have_no_layers_that_could_differ(tmp_path, capsys):
+    _, _, told = search(tmp_path, lambda ctx: ctx.report(accuracy=ctx.config["x"]), capsys)
+    assert "no trial inherited anything: none has left a model" in told
+
+
 def test_a_campaign_without_inheritance_has_nothing_to_say_about_it(tmp_path, capsys):
     train = lambda ctx: learns(ctx, inherits=False)  # noqa: E731
     _, ended, told = search(tmp_path, train, capsys, inherit=elastix.InheritConfig(mode="none"))
