@@ -44,7 +44,8 @@ def print_table(
 ) -> None:
     """Print `value` as JSON, or `rows`: a table on a terminal, lines with tabs elsewhere.
 
-    The first of the lines names the columns; a single column has no name, as in `$(...)`.
+    The first of the lines names the columns; a single column has no name, as in `$(...)`. A value
+    of several lines, such as a traceback, is one line there.
     """
     if as_json:
         typer.echo(json.dumps(strict(value), indent=1, allow_nan=False))
@@ -53,9 +54,9 @@ def print_table(
         if len(columns) > 1:
             typer.echo("\t".join(map(plain, columns)))
         for row in rows:
-            typer.echo("\t".join(plain(str(cell)) for cell in row))
+            typer.echo("\t".join(" ".join(_lines(cell)) for cell in row))
         return
-    console, cells = Console(), [[plain(str(cell)) for cell in row] for row in rows]
+    console, cells = Console(), [["\n".join(_lines(cell)) for cell in row] for row in rows]
     for gap in (2, 1):
         widths = _widths(columns, cells, console.width - gap * (len(columns) - 1))
         if widths:
@@ -73,12 +74,17 @@ def print_table(
         console.print(*[""] * (number > 0), block, sep="\n")
 
 
+def _lines(cell: Any) -> list[str]:  # noqa: ANN401 - whatever has a text
+    return [line for line in plain_lines(str(cell)) if line]
+
+
 def _widths(
     columns: Sequence[str], rows: Sequence[Sequence[str]], room: int
 ) -> Sequence[int] | None:
     """Of the columns, so that they fit and no word is broken that is not long; None: none are."""
     whole = [list(column) for column in zip(columns, *rows, strict=True)]
-    widths = [min(room, max(map(cell_len, column))) for column in whole]
+    lines = ("\n".join(column).split("\n") for column in whole)
+    widths = [min(room, max(map(cell_len, column))) for column in lines]
     words = [max(map(cell_len, " ".join(column).split()), default=0) for column in whole]
     least = [min(_LONG, word) for word in words]
     if sum(least) > room:

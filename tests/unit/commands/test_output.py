@@ -66,6 +66,22 @@ def test_a_long_word_is_folded_in_its_column(shown):
     assert found[2] == ["234567890123456789"]
 
 
+def test_a_value_of_several_lines_keeps_them_on_a_terminal_and_is_one_line_elsewhere(
+    shown, monkeypatch
+):
+    rows = [("digits", "failed", "it raised:\n\n  File\tx.py\r\nKeyError")]
+    found = shown(80, rows=rows)
+    assert found[1:] == [
+        ["digits", "failed", "it", "raised:"],
+        ["File", "x.py"],
+        ["KeyError"],
+    ]
+    monkeypatch.setattr(sys, "stdout", io.StringIO())
+    print_table(False, {}, COLUMNS, rows)
+    told = "digits\tfailed\tit raised:   File  x.py KeyError"
+    assert sys.stdout.getvalue().splitlines()[1:] == [told]
+
+
 def test_a_table_without_rows_has_its_head_wherever_it_fits(shown):
     assert shown(80, rows=[]) == [[*COLUMNS]]
     assert shown(6, rows=[]) == []
