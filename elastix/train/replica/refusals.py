@@ -68,6 +68,11 @@ CAME_TO_NONE = (
     "not there. Set it before that loop too, or use it within."
 )
 
+RELATIVE_PATH = (
+    "If {path!r} is a file: this worker runs in the folder {folder} on {host}. Give the file's "
+    "absolute path there."
+)
+
 LEFT_OVER = (
     "the train function came to its end after step %d, and what it has added up within "
     "ctx.accumulate() since is in no step: the samples of these batches were not used. Run the "

@@ -3,10 +3,12 @@
 import gc
 import logging
 import os
+import socket
 import sys
 import traceback
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
+from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
@@ -116,6 +118,8 @@ def _failed(member: Member, error: BaseException) -> Outcome:
 def _raised(member: Member, error: BaseException) -> Outcome:
     if isinstance(error, NameError) and member.came_to_none:
         error.add_note(refusals.CAME_TO_NONE)
+    if isinstance(error, FileNotFoundError):
+        _tell_folder(error, error.filename)
     return Outcome(
         kind=OutcomeKind.RAISED,
         epochs=member.epochs,
@@ -125,6 +129,13 @@ def _raised(member: Member, error: BaseException) -> Outcome:
         summary=_said(error),
         traceback=tracebacks.told(error),
     )
+
+
+def _tell_folder(error: FileNotFoundError, path: object) -> None:
+    """Workers of a cluster run in the folder in which Ray was started, not in the script's."""
+    if isinstance(path, str | os.PathLike) and not Path(path).is_absolute():
+        where = {"folder": Path.cwd(), "host": socket.gethostname()}
+        error.add_note(refusals.RELATIVE_PATH.format(path=os.fspath(path), **where))
 
 
 def _paused(train: Callable[[Context], None], ctx: Context) -> bool:

@@ -6,6 +6,7 @@ import sys
 import threading
 import weakref
 from contextlib import nullcontext
+from pathlib import Path
 
 import pytest
 import torch
@@ -320,6 +321,17 @@ def test_ctrl_c_is_not_taken_for_the_train_functions_own(tmp_path):
 
     with pytest.raises(KeyboardInterrupt):
         run_alone(interrupted, {}, solo(tmp_path), print)
+
+
+def test_a_file_that_is_missing_is_told_with_the_folder_if_its_path_is_relative(
+    tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    told = f"worker runs in the folder {tmp_path} on {socket.gethostname()}"
+    for path, is_told in ((Path("data.txt"), True), (tmp_path / "data.txt", False)):
+        outcome = run_alone(lambda ctx, path=path: path.read_text(), {}, solo(tmp_path), print)
+        assert "FileNotFoundError" in outcome.traceback
+        assert (told in outcome.traceback) == is_told
 
 
 def test_evaluation(tmp_path):
