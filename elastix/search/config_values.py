@@ -195,7 +195,8 @@ def check(space: ConfigurationSpace, values: Any, what: str) -> Values:  # noqa:
         found = Configuration(space, values=dict(values))
     except (ValueError, KeyError, TypeError, OverflowError) as error:
         raise ConfigError(f"{what} {dict(values)} is not valid: {error}") from error
-    return {name: _as_drawn(space[name], each) for name, each in found.items()}
+    # As they were given: Configuration rounds floats, which after 13 decimals leaves little of 1e-12.
+    return {name: _as_drawn(space[name], values[name]) for name in found}
 
 
 def _as_drawn(hyperparameter: Parameter, value: Any) -> Any:  # noqa: ANN401 - of any kind

@@ -357,6 +357,15 @@ def test_a_checked_configuration_is_one_that_could_have_been_drawn():
         space.check({**found, "rate": 10**400})
 
 
+def test_a_checked_configuration_has_the_numbers_that_were_given():
+    """ConfigSpace rounds floats after 13 decimals: of 1e-12 that leaves one digit."""
+    space = elastix.Space([elastix.Float("decay", (1e-12, 1.0), log=True)])
+    blocks = elastix.Blocks("body", [elastix.Float("drop", (0.0, 1.0))])
+    for seed in range(5):
+        config = Space(space.plain, blocks).sample(seed)
+        assert Space(space.plain, blocks).check(config) == config
+
+
 @pytest.mark.parametrize("ask", [Space.check, Space.is_valid])
 def test_a_rule_that_raises_is_named_with_what_it_was_asked(ask):
     """It was not asked whether that may be tried, so it is not taken to forbid it."""
