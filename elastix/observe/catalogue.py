@@ -103,6 +103,11 @@ def find(store: Path, name: str) -> Path:
     run = RunConfig(name=name, store=str(store))
     path, store = run.directory / JOURNAL, Path(run.store)
     if not journal.is_file(path):
+        if any(run.directory.glob("*")):
+            raise NotFound(
+                f"{run.directory} has no {JOURNAL}: {name!r} has not begun yet, or its journal was "
+                "removed. Restore it from a backup."
+            )
         raise NotFound(f"there is no run {name!r} in {store}. {known(names(store), name)}")
     return path
 

@@ -203,6 +203,11 @@ class Results(Sequence[Trial]):
         """
         run = RunConfig(name=name, store=str(store))
         if not is_file(run.directory / FILE):
+            if is_file((run.directory / FILE).with_suffix(".lock")):
+                raise NotFound(
+                    f"{run.directory} has no {FILE}: the campaign's trial database was removed. "
+                    "Restore it from a backup."
+                )
             there = known(names(run.store), name, "campaigns")
             raise NotFound(f"there is no campaign {name!r} in {run.store}. {there}")
         with TrialDatabase(run.directory, read_only=True) as database:

@@ -105,7 +105,7 @@ class TrialDatabase:
             raise
 
     def _open(self, read_only: bool) -> None:
-        told = set() if read_only else _told(self.directory)  # before the database, which is ahead
+        told = _told(self.directory)  # before the database, which is ahead
         looks = read_only or is_file(self._path)
         # Whoever writes looks at it first without the right to: SQLite's log is merged otherwise.
         self._sql = _reader(self._path) if looks else _connect(self._path, "rwc")
@@ -134,7 +134,7 @@ class TrialDatabase:
                 "changed. Use the version of elastix that wrote it."
             )
         is_new = version == 0 and self._is_empty()
-        if is_new and read_only:
+        if is_new and read_only and not told:
             raise NotFound(unbegun(self.directory))
         (found,) = self._sql.execute("PRAGMA quick_check(1)").fetchone()
         if found != "ok" or (version == 0 and not is_new):

@@ -10,6 +10,7 @@ import pytest
 
 from elastix.errors import Corrupt, ElastixError, NotFound, StoreError
 from elastix.events import TrialEnded
+from elastix.observe import catalogue
 from elastix.observe.journal import Journal
 from elastix.report.sources import campaign_record
 from elastix.search.results import Results, names
@@ -273,6 +274,29 @@ def test_a_flipped_bit_in_the_log_of_a_killed_campaign_is_noticed_and_the_log_st
             assert contents(folder) == before, "it may be worth a look"
             lost += "has lost what was written last: 8 trials were over" in str(error)
     assert lost > 50
+
+
+def test_who_only_reads_notices_lost_trials_too(killed, tmp_path):
+    """Its best was the best of those that were left, without a word."""
+    directory = tmp_path / "runs" / "c"
+    directory.parent.mkdir()
+    killed.rename(directory)
+    assert len(Results.open(tmp_path, "c")) == 8
+    (directory / f"{FILE}-wal").unlink()
+    with pytest.raises(Corrupt, match=r"8 trials were over, as .* and it knows of 0\."):
+        Results.open(tmp_path, "c")
+
+
+@pytest.mark.parametrize(
+    ("gone", "look"), [(FILE, Results.open), ("journal.jsonl", catalogue.find)]
+)
+def test_of_a_campaign_without_one_of_its_files_it_is_said_which(killed, tmp_path, gone, look):
+    directory = tmp_path / "runs" / "c"
+    directory.parent.mkdir()
+    killed.rename(directory)
+    (directory / gone).unlink()
+    with pytest.raises(NotFound, match=f"c has no {gone}: .* was removed. Restore it"):
+        look(tmp_path, "c")
 
 
 @pytest.mark.parametrize("gone", [[f"{FILE}-wal"], [FILE, f"{FILE}-wal"]])
