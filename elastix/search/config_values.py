@@ -195,7 +195,7 @@ def check(space: ConfigurationSpace, values: Any, what: str) -> Values:  # noqa:
         found = Configuration(space, values=dict(values))
     except (ValueError, KeyError, TypeError, OverflowError) as error:
         raise ConfigError(f"{what} {dict(values)} is not valid: {error}") from error
-    # As they were given: Configuration rounds floats, which after 13 decimals leaves little of 1e-12.
+    # As they were given: Configuration rounds floats after 13 decimals, to one digit of 1e-13.
     return {name: _as_drawn(space[name], values[name]) for name in found}
 
 

@@ -5,8 +5,10 @@ first one does. Not here: models and random numbers that trials find outside of 
 """
 
 import logging
+import multiprocessing
 import os
 import signal
+import sys
 import threading
 import time
 import warnings
@@ -19,7 +21,9 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.modules.module as hooks_of_all
+import torch.distributed as dist
+import torch.nn.modules.module as hooks_of_modules
+import torch.optim.optimizer as hooks_of_optimizers
 
 _TO_RETURN = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY  # without the right to read it
 _DEVICES = ("cpu", "cuda")
@@ -40,7 +44,7 @@ def _set_default_device(device: torch.device) -> None:
     torch.set_default_device(None if device.type == "cpu" else device)
 
 
-def _set_warnings(filters: tuple[Any, ...]) -> None:
+def _set_warnings(filters: list[Any]) -> None:
     warnings.resetwarnings()  # which also forgets what was shown under the others
     warnings.filters.extend(filters)  # type: ignore[attr-defined]
 
@@ -53,8 +57,47 @@ def _set_anomaly(enabled: tuple[bool, bool]) -> None:
     torch.set_anomaly_enabled(*enabled)
 
 
-def _set_root_handlers(handlers: tuple[logging.Handler, ...]) -> None:
-    logging.root.handlers[:] = handlers
+def _loggers() -> dict[str, tuple[Any, ...]]:
+    """By name, what each is set to."""
+    return {
+        name: (one.level, one.propagate, one.disabled, tuple(one.handlers), tuple(one.filters))
+        for name, one in _every_logger().items()
+    }
+
+
+def _every_logger() -> dict[str, logging.Logger]:
+    named = list(logging.root.manager.loggerDict.items())  # a copy: other threads may add some
+    loggers = {name: one for name, one in named if isinstance(one, logging.Logger)}
+    return {"root": logging.root, **loggers}
+
+
+def _set_loggers(kept: dict[str, tuple[Any, ...]]) -> None:
+    """One that was made since then is as if it had just been made."""
+    for name, one in _every_logger().items():
+        level, propagate, disabled, handlers, filters = kept.get(name, (0, True, False, (), ()))
+        one.setLevel(level)
+        one.propagate, one.disabled = propagate, disabled
+        one.handlers[:], one.filters[:] = handlers, filters
+
+
+def _is_timed() -> bool:
+    return signal.getitimer(signal.ITIMER_REAL)[0] > 0
+
+
+def _set_timed(was: bool) -> None:
+    """End a timer that a trial has left: its signal would come to whoever runs then."""
+    if not was:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+
+
+def _is_in_a_process_group() -> bool:
+    return dist.is_available() and dist.is_initialized()
+
+
+def _set_in_a_process_group(was: bool) -> None:
+    """End one that a trial has left: a second one is refused."""
+    if not was:
+        dist.destroy_process_group()
 
 
 def _signal_handlers() -> dict[int, Any]:
@@ -71,23 +114,37 @@ def _set_signal_handlers(handlers: dict[int, Any]) -> None:
             signal.signal(number, handler)
 
 
-def _of_all_modules() -> dict[str, dict[Any, Any]]:
-    """By name, the hooks that are called for all modules there are."""
+def _hooks(of: ModuleType) -> dict[str, dict[Any, Any]]:
+    """By name, those that are called for all modules, or all optimizers, that there are."""
     return {
         name: dict(value)
-        for name, value in vars(hooks_of_all).items()
+        for name, value in vars(of).items()
         if name.startswith("_global_") and isinstance(value, dict)
     }
 
 
-def _set_of_all_modules(hooks: dict[str, dict[Any, Any]]) -> None:
+def _set_hooks(of: ModuleType, hooks: dict[str, dict[Any, Any]]) -> None:
     for name, kept in hooks.items():
-        there = getattr(hooks_of_all, name)
+        there = getattr(of, name)
         there.clear()
         there.update(kept)
 
 
+def _set_sparse_checks(enabled: bool) -> None:
+    checks: Any = torch.sparse.check_sparse_tensor_invariants
+    (checks.enable if enabled else checks.disable)()
+
+
 _backends: Any = torch.backends
+_OF_PRECISION = [
+    _backends,  # first: others may follow it
+    _backends.cuda.matmul,
+    *(
+        of
+        for library in (_backends.cudnn, _backends.mkldnn)
+        for of in (library, *(getattr(library, name, None) for name in ("matmul", "conv", "rnn")))
+    ),
+]
 _SETTINGS: tuple[tuple[Get, Put], ...] = (
     (torch.get_default_device, _set_default_device),
     (torch.get_default_dtype, torch.set_default_dtype),
@@ -108,6 +165,8 @@ _SETTINGS: tuple[tuple[Get, Put], ...] = (
     (_keeps_denormals, lambda kept: torch.set_flush_denormal(not kept)),
     (torch.is_warn_always_enabled, torch.set_warn_always),
     (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
+    *(pair for of in _OF_PRECISION for pair in _flags(of, "fp32_precision")),
+    (torch.sparse.check_sparse_tensor_invariants.is_enabled, _set_sparse_checks),
     *_flags(_backends.cudnn, "enabled", "benchmark", "benchmark_limit", "deterministic"),
     *_flags(_backends.cudnn, "allow_tf32"),
     *_flags(_backends.cuda.matmul, "allow_fp16_reduced_precision_reduction"),
@@ -129,12 +188,22 @@ _SETTINGS: tuple[tuple[Get, Put], ...] = (
         torch.__future__.set_overwrite_module_params_on_conversion,
     ),
     *_flags(torch.distributions.Distribution, "_validate_args"),
-    (_of_all_modules, _set_of_all_modules),
+    *(
+        (partial(_hooks, of), partial(_set_hooks, of))
+        for of in (hooks_of_modules, hooks_of_optimizers)
+    ),
+    (_is_in_a_process_group, _set_in_a_process_group),
     (np.geterr, lambda kept: np.seterr(**kept)),
-    (lambda: tuple(warnings.filters), _set_warnings),
-    (lambda: tuple(logging.root.handlers), _set_root_handlers),
-    *_flags(logging.root, "level"),
-    *_flags(logging.root.manager, "disable"),
+    (lambda: list(warnings.filters), _set_warnings),
+    (_loggers, _set_loggers),
+    (lambda: logging.root.manager.disable, logging.disable),
+    (lambda: list(sys.path), partial(sys.path.__setitem__, slice(None))),
+    *_flags(sys, "stdout", "stderr"),
+    (
+        lambda: multiprocessing.get_start_method(allow_none=True) or "",
+        lambda kept: multiprocessing.set_start_method(kept or None, force=True),
+    ),
+    (_is_timed, _set_timed),  # before the handler of its signal goes
     (_signal_handlers, _set_signal_handlers),
 )
 """Of this process: how each is read and set."""
@@ -159,7 +228,7 @@ class _Kept:
         settings, environment = before[0], before[1]
         for place, (was, now) in enumerate(zip(settings, after[0], strict=True)):
             if was != now:
-                self._settings[place] = now
+                self._settings[place] = _merged(self._settings[place], was, now)
         for name in environment.keys() | after[1].keys():
             if environment.get(name) != (value := after[1].get(name)):
                 self._environment.pop(name, None)
@@ -179,6 +248,21 @@ class _Kept:
                 os.environ[name] = value
         if zone != kept.get("TZ"):
             time.tzset()
+
+
+def _merged(kept: Any, was: Any, now: Any) -> Any:  # noqa: ANN401 - of any setting
+    """What is kept, with what was changed between `was` and `now`, and nothing else of either."""
+    if isinstance(now, dict):
+        changed = {name: value for name, value in now.items() if was.get(name, was) != value}
+        return {name: one for name, one in kept.items() if name in now or name not in was} | changed
+    if isinstance(now, list):
+        still = [one for one in kept if one in now or one not in was]
+        old = [place for place, one in enumerate(now) if one in was]
+        end = old[0] if old else len(now)
+        new = [(place, one) for place, one in enumerate(now) if one not in was]
+        before, after = ([one for p, one in new if p < end], [one for p, one in new if p > end])
+        return [*before, *still, *after]
+    return now
 
 
 _Now = tuple[list[Any], dict[str, str]]

@@ -1,7 +1,10 @@
 """Trials that do what no train function should: the campaign goes on, and its tables are true."""
 
 import copy
+import io
 import logging
+import logging.config
+import multiprocessing
 import os
 import random
 import signal
@@ -18,16 +21,19 @@ import pandas as pd
 import pytest
 import torch
 import torch.nn.modules.module as every_module
+import torch.optim.optimizer as every_optimizer
 from ConfigSpace import ConfigurationSpace
 from torch.optim.optimizer import _global_optimizer_pre_hooks
 
 import elastix
 from elastix.errors import NotFound
+from elastix.search.executors import process_settings
 from elastix.search.executors.serial import Local
 from elastix.search.results import Best
 from elastix.search.trial import Suggestion, Trial, TrialState
 
 SPACE = ConfigurationSpace({"x": (0.0, 1.0)})
+LOGGER = logging.getLogger(__name__)
 
 
 def search(store, train, trials=3, metric="m"):
@@ -215,6 +221,34 @@ def flag(of, name, value=None):
             lambda: len(every_module._global_forward_hooks),
             lambda: every_module.register_module_forward_hook(lambda *_: None),
         ),
+        (
+            lambda: len(every_optimizer._global_optimizer_post_hooks),
+            lambda: every_optimizer.register_optimizer_step_post_hook(lambda *_: None),
+        ),
+        (
+            torch.sparse.check_sparse_tensor_invariants.is_enabled,
+            torch.sparse.check_sparse_tensor_invariants.enable,
+        ),
+        (lambda: list(sys.path), lambda: sys.path.insert(0, "/of/the/trial")),
+        (lambda: sys.stdout, lambda: setattr(sys, "stdout", io.StringIO())),
+        (
+            partial(multiprocessing.get_start_method, allow_none=True),
+            lambda: multiprocessing.set_start_method("spawn"),
+        ),
+        (
+            torch.distributed.is_initialized,
+            lambda: torch.distributed.init_process_group(
+                "gloo", store=torch.distributed.HashStore(), rank=0, world_size=1
+            ),
+        ),
+        (
+            lambda: list(LOGGER.handlers),
+            lambda: LOGGER.addHandler(logging.NullHandler()),
+        ),
+        (
+            lambda: logging.getLogger("elastix.search.campaign").disabled,
+            partial(logging.config.dictConfig, {"version": 1}),
+        ),
     ],
 )
 def test_what_a_trial_sets_in_its_process_is_not_so_for_the_next(tmp_path, get, change):
@@ -240,6 +274,67 @@ def test_what_a_trial_sets_in_its_process_is_not_so_for_the_next(tmp_path, get, 
         torch.set_deterministic_debug_mode("default")
         torch.set_anomaly_enabled(False)
         torch.set_float32_matmul_precision("highest")
+
+
+def test_a_logger_forgets_what_it_was_not_to_log():
+    """It keeps what it has found out about each level until it is told to ask again."""
+    with process_settings.kept():
+        logging.disable(logging.CRITICAL)
+        assert not LOGGER.isEnabledFor(logging.ERROR)
+    assert LOGGER.isEnabledFor(logging.ERROR)
+
+
+def test_a_timer_that_a_trial_has_left_does_not_ring_in_the_next(tmp_path):
+    """Its handler is put back, and the signal would end the process."""
+    ours = signal.setitimer(signal.ITIMER_REAL, 0)  # of this test's timeout
+    begun = []
+
+    def train(ctx):
+        begun.append(signal.getitimer(signal.ITIMER_REAL)[0])
+        signal.signal(signal.SIGALRM, lambda *_: None)
+        signal.setitimer(signal.ITIMER_REAL, 60)
+        ctx.report(m=1.0)
+
+    try:
+        search(tmp_path, train, 3)
+        assert begun == [0.0] * 3
+        assert signal.getitimer(signal.ITIMER_REAL)[0] == 0.0
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, *ours)
+
+
+def test_what_a_trial_has_set_does_not_stay_with_what_it_imports_then(tmp_path, monkeypatch):
+    """Filters of warnings and handlers were kept all together, with the trial's among them."""
+    (tmp_path / "filters_of_the_user.py").write_text(
+        "import logging, sys, warnings\n"
+        "warnings.filterwarnings('ignore', 'of the module')\n"
+        "logging.getLogger('of the module').setLevel(7)\n"
+        "sys.path.append('/of/the/module')\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    before = list(warnings.filters), list(sys.path)
+    begun = []
+
+    def train(ctx):
+        level = logging.getLogger("of the module").level
+        begun.append((list(warnings.filters), list(sys.path), len(LOGGER.handlers), level))
+        warnings.simplefilter("error")
+        sys.path.insert(0, "/of/the/trial")
+        LOGGER.addHandler(logging.NullHandler())
+        import filters_of_the_user  # noqa: F401
+
+        ctx.report(m=1.0)
+
+    try:
+        search(tmp_path / "store", train, 3)
+        (ignored, *filters), path, handlers, level = begun[2]
+        assert (ignored[0], filters) == ("ignore", before[0])
+        assert path == [*before[1], "/of/the/module"]
+        assert (handlers, level) == (0, 7)
+    finally:
+        warnings.filters[:] = before[0]
+        sys.path[:] = before[1]
+        sys.modules.pop("filters_of_the_user", None)
 
 
 def test_what_a_module_sets_while_it_is_imported_stays(tmp_path, monkeypatch):
