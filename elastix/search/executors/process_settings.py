@@ -274,22 +274,38 @@ def _now() -> _Now:
 
 _lock = threading.Lock()
 _under_way: list[_Kept] = []
+_told: list[Callable[[ModuleType], None]] = []
 _importing = threading.local()
 
 
 def _execute(loader: SourceFileLoader, module: ModuleType) -> None:
     """In place of SourceFileLoader.exec_module while a trial runs: what the module sets stays."""
     own = super(SourceFileLoader, loader).exec_module
-    if getattr(_importing, "now", False):
+    modules: list[ModuleType] | None = getattr(_importing, "now", None)
+    if modules is not None:
         own(module)
+        modules.append(module)
         return
-    _importing.now, before = True, _now()
+    _importing.now, before = [module], _now()
     try:
         own(module)
     finally:
-        _importing.now, after = False, _now()
+        imported, _importing.now, after = _importing.now, None, _now()
         for kept in _under_way:
             kept.moved(before, after)
+        for tell in _told:
+            for each in imported:
+                tell(each)
+
+
+@contextmanager
+def imports_told(tell: Callable[[ModuleType], None]) -> Iterator[None]:
+    """Tell of each module that a trial imports, once it and all that imported it are there."""
+    _told.append(tell)
+    try:
+        yield
+    finally:
+        _told.remove(tell)
 
 
 @contextmanager

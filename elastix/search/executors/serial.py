@@ -7,6 +7,7 @@ from copy import deepcopy
 from dataclasses import replace
 
 from elastix.errors import ConfigError
+from elastix.search.executors import outside_generators
 from elastix.search.executors.executor import Ended, TrainFunction, Work, WorkReport
 from elastix.search.executors.in_process import execute
 from elastix.search.executors.trial_memory import resident
@@ -30,6 +31,7 @@ class Local:
     def open(self, train: TrainFunction) -> None:
         """See Executor."""
         self._train = train
+        outside_generators.look_again(train)
 
     def reach(self, store: str) -> StoreDirectory:
         """See Executor."""

@@ -11,10 +11,12 @@ import signal
 import sys
 import threading
 import warnings
+from dataclasses import dataclass
 from fractions import Fraction
 from functools import partial
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
+from types import MappingProxyType
 
 import numpy as np
 import pandas as pd
@@ -327,9 +329,10 @@ def test_what_a_trial_has_set_does_not_stay_with_what_it_imports_then(tmp_path, 
 
     try:
         search(tmp_path / "store", train, 3)
-        (ignored, *filters), path, handlers, level = begun[2]
-        assert (ignored[0], filters) == ("ignore", before[0])
-        assert path == [*before[1], "/of/the/module"]
+        assert begun[2] == begun[1]
+        (ignored, *filters), path, handlers, level = begun[1]
+        assert (ignored[0], filters) == ("ignore", begun[0][0])
+        assert path == [*begun[0][1], "/of/the/module"]
         assert (handlers, level) == (0, 7)
     finally:
         warnings.filters[:] = before[0]
@@ -424,10 +427,26 @@ class Drawing:
     def __init__(self):
         self.random = np.random.default_rng(0)
 
+    @staticmethod
+    def static(generator=random.Random(0)):  # noqa: B008 - one for all calls
+        return generator.random()
+
+    @property
+    def number(self):
+        return OF_A_PROPERTY.random()
+
     def __getitem__(self, index):
         return self.random.random()
 
 
+@dataclass(slots=True)
+class Slotted:
+    """An object without a __dict__."""
+
+    random: np.random.Generator
+
+
+OF_A_PROPERTY = random.Random(0)
 OF_THE_SCRIPT = random.Random(0)
 
 
@@ -439,7 +458,14 @@ def drawing():
     """By name, what draws a number from a generator that stands outside of the train function."""
     of_torch, of_numpy = torch.Generator().manual_seed(0), np.random.default_rng(0)
     older, dataset, kept = np.random.RandomState(0), Drawing(), {"rng": [random.Random(0)]}
+    slotted, bits = Slotted(np.random.default_rng(0)), np.random.PCG64(0)
+    read_only = MappingProxyType({"rng": random.Random(0)})
     return {
+        "static": lambda: dataset.static(),
+        "property": lambda: dataset.number,
+        "slots": lambda: slotted.random.random(),
+        "bits": lambda: np.random.Generator(bits).random(),
+        "read only": lambda: read_only["rng"].random(),
         "torch": lambda: torch.rand(1, generator=of_torch).item(),
         "numpy": lambda: of_numpy.random(),
         "RandomState": lambda: older.rand(),
@@ -462,6 +488,45 @@ def test_a_generator_outside_begins_each_trial_as_the_first(tmp_path, kind):
 
     trials = search(tmp_path, train, 8)
     assert len({str(trial.metrics["m"]) for trial in trials if trial.metrics}) == 1
+
+
+@pytest.mark.parametrize(
+    ("before", "within", "draws"),
+    [
+        ("import NAME.noise", "pass", "NAME.noise.RNG.random()"),
+        ("import NAME.noise", "pass", "NAME.noise.draw()"),
+        ("pass", "import NAME.noise as noise", "noise.draw()"),
+        ("pass", "from NAME.noise import RNG", "RNG.random()"),
+        ("import NAME.noise", "from NAME.noise import RNG", "RNG.random()"),
+    ],
+)
+def test_a_generator_of_a_module_begins_each_trial_as_the_first(
+    tmp_path, monkeypatch, request, before, within, draws
+):
+    name = f"package_{request.node.callspec.id.encode().hex()}"  # others are imported already
+    (tmp_path / name).mkdir()
+    (tmp_path / name / "__init__.py").touch()
+    (tmp_path / name / "noise.py").write_text(
+        "import random\nRNG = random.Random(0)\ndef draw():\n    return RNG.random()\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    program = f"{before}\ndef train(ctx):\n    {within}\n    ctx.report(m={draws})\n"
+    script = {"__name__": "script_of_the_user"}
+    exec(program.replace("NAME", name), script)
+    trials = search(tmp_path / "store", script["train"], 3)
+    assert [trial.metrics["m"] for trial in trials] == [random.Random(0).random()] * 3
+
+
+def test_a_generator_that_takes_the_place_of_another_is_put_back_too(tmp_path, monkeypatch):
+    """In a notebook, between two campaigns with one train function."""
+
+    def train(ctx):
+        ctx.report(m=of_the_script())
+
+    search(tmp_path / "first", train)
+    monkeypatch.setitem(globals(), "OF_THE_SCRIPT", random.Random(1))
+    trials = search(tmp_path / "second", train)
+    assert [trial.metrics["m"] for trial in trials] == [random.Random(1).random()] * 3
 
 
 def test_each_trial_is_compiled_as_the_first(tmp_path):
