@@ -268,6 +268,14 @@ class SearcherContract:
                 assert asked.parent_number != 0
                 assert config_key(asked.config) not in keys(told)
 
+    def test_all_that_were_at_a_rung_may_fail_later(self) -> None:
+        searcher = self.hearing(smooth())
+        asked = searcher.ask(self.rounds // 2)
+        searcher.tell([paused(each, n, bowl(each.config), 1) for n, each in enumerate(asked)])
+        searcher.tell([failed(each, n) for n, each in enumerate(asked)])
+        further = searcher.ask(2)
+        assert len({*keys(asked), *keys(further)}) == len(asked) + 2
+
     def test_a_saved_state_knows_of_trials_at_rungs(self) -> None:
         searcher = self.hearing(smooth(), seed=3)
         self.climb(searcher, self.rounds // 2)

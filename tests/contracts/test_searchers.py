@@ -25,6 +25,7 @@ from elastix.testing.searcher_contract import (
     drive,
     failed,
     finished,
+    keys,
     paused,
     smooth,
 )
@@ -166,6 +167,32 @@ class TestScreenedEvolution(SearcherContract):
         other = self.started(smooth(), seed=9)
         other.load_state_dict(saved)
         assert other.ask(3) == searcher.ask(3)
+
+    def test_a_larger_budget_does_not_go_back_to_chance(self):
+        """As for Evolution: after a search of 6 trials, 4 more were drawn at random."""
+        searcher = ScreenedEvolution()
+        searcher.expect(6)
+        searcher.start(smooth())
+        drive(searcher, bowl, 6)
+        larger, begun = ScreenedEvolution(), ScreenedEvolution(initial=2)
+        for each in (larger, begun):
+            each.expect(600)
+            each.start(smooth())
+            each.load_state_dict(json.loads(json.dumps(searcher.state_dict())))
+        assert (larger.initial, begun.initial) == (10, 2)
+        assert larger.ask(3) == begun.ask(3)
+
+    def test_one_that_an_earlier_version_has_pickled_goes_on(self):
+        """In the file from which `elastix campaign resume` takes a campaign."""
+        older = ScreenedEvolution.__new__(ScreenedEvolution)
+        older.__setstate__(
+            {"population": 24, "sample": 6, "initial": 7, "candidates": 40, "kappa": 1.0}
+        )
+        ours = ScreenedEvolution(population=24, sample=6, initial=7, candidates=40, kappa=1.0)
+        for each in (older, ours):
+            each.expect(100)
+            each.start(smooth())
+        assert keys(drive(older, bowl, 12)) == keys(drive(ours, bowl, 12))
 
     @pytest.mark.parametrize(
         "wrong",

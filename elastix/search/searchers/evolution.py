@@ -125,7 +125,7 @@ class Evolution(TournamentSizes):
 
     def _child(self, rng: RandomState) -> Suggestion | None:
         """A new mutation of one of the best; None while too few live, or if none was found."""
-        if not self._begun:
+        if not self._begun or not self._living:  # all that were at a rung may have failed since
             return None
         size = min(self.sample, len(self._living))
         for _ in range(_TRIES):

@@ -88,6 +88,13 @@ class ScreenedEvolution(TournamentSizes):
         self.candidates = candidates
         self.kappa = kappa
 
+    def __setstate__(self, state: Mapping[str, Any]) -> None:
+        """As it was pickled, by an earlier version too: there all sizes were always given."""
+        sizes = {name: state[name] for name in ("population", "sample", "initial") if name in state}
+        given = {f"_{name}": size for name, size in sizes.items()}
+        rest = {name: value for name, value in state.items() if name not in sizes}
+        self.__dict__.update({"_expected": None, **rest, **given})
+
     @property
     def initial(self) -> int:
         """Number of random configurations at the start."""
@@ -108,7 +115,7 @@ class ScreenedEvolution(TournamentSizes):
 
     def _screened(self, rng: RandomState) -> Suggestion | None:
         """The candidate that looks best; None while too little is known, or if none is new."""
-        if len({each.number for each in self._observed if each.losses}) < self.initial:
+        if not self._begun or not self._ranked:  # all that were at a rung may have failed since
             return None
         mutations = self.candidates // 2
         candidates = [self._child(rng) for _ in range(mutations)]
@@ -155,6 +162,7 @@ class ScreenedEvolution(TournamentSizes):
         self._told = 0
         self._rows = self._encoding.rows([])
         self._forest = Forest(self.history.seed)
+        self._begun = False  # enough is known for a child; a larger budget changes nothing
 
     def _learn(self, observed: Sequence[_Observed]) -> None:
         """The forest learns from the latest; who lives is decided as in Evolution."""
@@ -162,6 +170,8 @@ class ScreenedEvolution(TournamentSizes):
         self._observed = [*self._observed, *observed][-KEPT:]
         rows = self._encoding.rows([each.config for each in observed])
         self._rows = np.concatenate([self._rows, rows])[-KEPT:]
+        scored = {each.number for each in self._observed if each.losses}
+        self._begun = self._begun or len(scored) >= self.initial
         told = {each.number: each for each in observed}  # of the same one the latest
         self._living = [each for each in self._living if each.number not in told]
         self._living += [each for each in told.values() if each.losses]
@@ -175,6 +185,7 @@ class ScreenedEvolution(TournamentSizes):
             "observed": [list(each) for each in self._observed],
             "living": [list(each) for each in self._living],
             "told": self._told,
+            "begun": self._begun,
         }
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
@@ -182,6 +193,7 @@ class ScreenedEvolution(TournamentSizes):
         self.history.load_state_dict(state_dict)
         self._forget()
         self._learn([_Observed(*values) for values in state_dict["observed"]])
+        self._begun = state_dict.get("begun", self._begun)
         self._told = state_dict["told"]
         self._living = [_Observed(*values) for values in state_dict["living"]]
         self._learn([])
