@@ -36,6 +36,7 @@ Clause = Parameter | ConditionLike | ForbiddenLike
 
 _CLAUSES = (Hyperparameter, *get_args(ConditionLike), *get_args(ForbiddenLike))
 _ROUNDS = 8
+_PATIENCE = 50  # a space with a valid configuration has more, however rare they are
 
 
 def _gathered(parts: ConfigurationSpace | Iterable[Clause], what: str) -> ConfigurationSpace:
@@ -217,7 +218,7 @@ class Space:
                 "search. Nothing was started. Add one."
             )
         config_values.check_choices(plain, "the space", may_be_empty=True)
-        self.sample(generator(0))  # raises EmptySpace
+        self._drawn(generator(0), config_values.TRIES, "Nothing was started.")
 
     @property
     def _rule(self) -> str:
@@ -248,14 +249,18 @@ class Space:
             EmptySpace: none of very many was valid.
         """
         rng = generator(rng) if isinstance(rng, int) else rng
-        for _ in range(config_values.TRIES):
+        tries, so_far = _PATIENCE * config_values.TRIES, "Nothing is lost."
+        return self._drawn(rng, tries, so_far, evenly=evenly)
+
+    def _drawn(self, rng: RandomState, tries: int, so_far: str, *, evenly: bool = False) -> Config:
+        for _ in range(tries):
             config = config_values.draw(self.plain, rng, evenly=evenly)
             config |= {name: part.sample(rng, evenly=evenly) for name, part in self.blocks.items()}
             if self._is_allowed(config):
                 return config
         raise EmptySpace(
-            f"none of {config_values.TRIES} random configurations is valid, the last of them "
-            f"{config}. Nothing was started. Loosen the forbidden clauses or `valid`."
+            f"none of {tries} random configurations is valid, the last of them {config}. "
+            f"{so_far} Loosen the forbidden clauses or `valid`."
         )
 
     def samples(self, count: int, rng: RandomState) -> list[Config]:

@@ -366,6 +366,12 @@ def test_a_checked_configuration_has_the_numbers_that_were_given():
         assert Space(space.plain, blocks).check(config) == config
 
 
+def test_a_space_whose_valid_configurations_are_rare_goes_on_being_drawn_from():
+    """Of 2000 draws none may be valid, which ended a campaign that had begun, for good."""
+    space = Space([Float("x", (0.0, 1.0))], valid=lambda config: config["x"] < 1 / 4000)
+    assert all(space.sample(seed)["x"] < 1 / 4000 for seed in range(6))
+
+
 @pytest.mark.parametrize("ask", [Space.check, Space.is_valid])
 def test_a_rule_that_raises_is_named_with_what_it_was_asked(ask):
     """It was not asked whether that may be tried, so it is not taken to forbid it."""
