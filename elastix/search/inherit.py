@@ -34,7 +34,7 @@ class Inherited:
         ref: the ancestor.
         layers: how many layers match, `of_layers` of the model's.
         tensors: own tensor name to the ancestor's.
-        nbytes: bytes copied.
+        nbytes: of the model, how many bytes were copied.
         lineage_epochs: passes over the data that these tensors have seen in the ancestor and its
             own ancestors, as its metadata say (`lineage_epochs`); 0.0 if they do not.
         frozen: the copied tensors will not be trained.
@@ -118,6 +118,7 @@ def inherit(
                 return None
         passed_over.append(parent)
     tensors, layers = match_tensors(mine, theirs, mode) if theirs else ({}, 0)
+    tensors = _each_once(model, tensors)
     matched = time.process_time()
     if not tensors:
         return None
@@ -154,8 +155,23 @@ def match_tensors(
     return names, len(pairs)
 
 
+def _each_once(model: nn.Module, names: Mapping[str, str]) -> dict[str, str]:
+    """A tensor that has several names, as tied weights do, under its first one alone.
+
+    They may match different tensors of the ancestor, of which the model can have one.
+    """
+    targets = model.state_dict(keep_vars=True)
+    first: dict[int, str] = {}
+    for name, target in targets.items():
+        first.setdefault(id(target), name)
+    found: dict[str, str] = {}
+    for own, other in names.items():
+        found.setdefault(first[id(targets[own])], other)
+    return found
+
+
 def copy_tensors(model: nn.Module, state: State, names: Mapping[str, str]) -> int:
-    """Copy `state`'s tensors into `model` in place, under its own names; bytes copied.
+    """Copy `state`'s tensors into `model` in place, under its own names; bytes of the model.
 
     Raises:
         StateError: a tensor is missing or its shape differs; nothing was copied then.
@@ -174,7 +190,7 @@ def copy_tensors(model: nn.Module, state: State, names: Mapping[str, str]) -> in
     with torch.no_grad():
         for own, source in sources.items():
             targets[own].copy_(source)
-    return sum(source.nbytes for source in sources.values())
+    return sum(targets[own].nbytes for own in sources)
 
 
 def freeze_tensors(model: nn.Module, names: Mapping[str, str]) -> None:

@@ -332,8 +332,9 @@ class StoredModelSource(_FromStore):
 
 def _told(found: Inherited, model: torch.nn.Module) -> dict[str, Any]:
     """For the journal, with the share of the model's bytes."""
-    own = model.state_dict().values()  # what a get_extra_state gives is among them
-    total = sum(one.nbytes for one in own if isinstance(one, torch.Tensor)) or 1
+    own = model.state_dict(keep_vars=True).values()  # what a get_extra_state gives is among them
+    every = {id(one): one for one in own if isinstance(one, torch.Tensor)}
+    total = sum(tensor.nbytes for tensor in every.values()) or 1
     return {**found.to_json(), "share": found.nbytes / total}
 
 

@@ -163,3 +163,38 @@ def test_a_shape_that_differs_copies_nothing():
 def test_words_that_do_not_exist(store, wrong):
     with pytest.raises(ConfigError):
         inherit(net(4), store, **wrong)
+
+
+class Language(nn.Module):
+    """Reads and writes words, with one table of them or two."""
+
+    def __init__(self, *, tied: bool) -> None:
+        super().__init__()
+        self.read = nn.Embedding(7, 4)
+        self.inner = nn.Linear(4, 4)
+        self.write = nn.Linear(4, 7, bias=False)
+        if tied:
+            self.write.weight = self.read.weight
+
+    def forward(self, words: torch.Tensor) -> torch.Tensor:
+        return self.write(self.inner(self.read(words)))
+
+
+@pytest.mark.parametrize("freeze", [False, True])
+def test_a_tensor_with_two_names_has_what_is_said_of_it(store, freeze):
+    """The last name won, and the first was said to have been copied as well."""
+    ancestor, model = Language(tied=False), Language(tied=True)
+    found = inherit(model, store, parent=put(store, ancestor), freeze=freeze)
+    theirs = ancestor.state_dict()
+    assert found.tensors == {name: name for name in ("read.weight", "inner.weight", "inner.bias")}
+    for own, other in found.tensors.items():
+        assert torch.equal(model.state_dict()[own], theirs[other])
+    assert found.nbytes == sum(parameter.nbytes for parameter in model.parameters())
+    assert [parameter.requires_grad for parameter in model.parameters()] == [not freeze] * 3
+
+
+def test_of_a_tensor_of_another_precision_the_bytes_of_the_model_count(store):
+    """A model in float32 had inherited 200 % of its bytes from one in float64."""
+    model = net(4)
+    found = inherit(model, store, parent=put(store, net(4).double()))
+    assert found.nbytes == sum(tensor.nbytes for tensor in model.state_dict().values())

@@ -10,7 +10,13 @@ import torch
 
 from elastix.search import model_sources
 from elastix.search.executors.store_access import HostDirectory, _place
-from elastix.search.model_sources import InheritTerms, TrialModelSource
+from elastix.search.model_sources import (
+    InheritTerms,
+    StoreDirectory,
+    StoredModelSource,
+    TrialModelSource,
+    let_go,
+)
 from elastix.search.results import Best
 from elastix.search.trial import Objectives, Suggestion, Trial, TrialState
 from elastix.state import State, capture
@@ -186,3 +192,22 @@ def test_a_directory_is_here_by_what_it_is_and_not_by_names(
     assert not found.is_here
     path.mkdir()
     assert not found.is_here
+
+
+def test_a_layer_that_is_used_twice_is_inherited_once_and_whole(tmp_path: Path) -> None:
+    """Half of such a model was said to be inherited."""
+
+    def build() -> torch.nn.Sequential:
+        layer = torch.nn.Linear(4, 4)
+        return torch.nn.Sequential(layer, torch.nn.ReLU(), layer)
+
+    ancestor = build()
+    with Store(tmp_path) as store:
+        ref = store.put(State(ancestor.state_dict()), signature=signature(ancestor))
+    opener = StoreDirectory(str(tmp_path))
+    try:
+        found = StoredModelSource(opener, ref).inherit(build())
+        assert found is not None
+        assert found["share"] == 1.0
+    finally:
+        let_go(opener)
