@@ -2,7 +2,8 @@
 
 Those of torch, NumPy and Python that all code shares are seeded for each trial. One that is made
 beside the function (`RNG = np.random.default_rng(0)`) goes on from trial to trial: what a trial
-draws would hang on how many came before it in its process. So it is put back after each.
+draws would hang on how many came before it in its process. So it is put back after each. Workers of
+a DataLoader have such generators too: those that stay for the next epoch end with the trial.
 
 Found is what the function leads to: its closure and defaults, what it names in its own modules, and
 so on through functions, objects and containers; and what is in modules that a trial imports. Not
@@ -21,6 +22,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.utils.data import DataLoader
 from torch.utils.weak import WeakIdKeyDictionary
 
 from elastix.search.executors import process_settings
@@ -34,6 +36,7 @@ _KINDS = (
     np.random.BitGenerator,
     np.random.RandomState,
     random.Random,
+    DataLoader,
 )
 _OF_LIBRARIES = ("site-packages", "dist-packages")
 
@@ -75,6 +78,8 @@ def kept(train: Callable[..., Any]) -> Iterator[None]:
 
 
 def _state(generator: Any) -> Any:  # noqa: ANN401 - of any kind
+    if isinstance(generator, DataLoader):
+        return None
     if isinstance(generator, torch.Generator):
         return generator.get_state()
     if isinstance(generator, np.random.Generator):
@@ -91,6 +96,8 @@ def _put(generator: Any, state: Any) -> None:  # noqa: ANN401 - of any kind
         generator.state = state
     elif isinstance(generator, random.Random):
         generator.setstate(state)
+    elif isinstance(generator, DataLoader):
+        generator._iterator = None
     else:
         generator.set_state(state)
 
@@ -105,7 +112,7 @@ def _generators(*roots: Any) -> Iterator[Any]:  # noqa: ANN401 - anything
         seen[id(one)] = one
         if isinstance(one, _KINDS) and not isinstance(one, random.SystemRandom):
             yield one
-        else:
+        if not isinstance(one, _KINDS) or isinstance(one, DataLoader):
             waiting.extend(islice(_parts(one), _MANY))
 
 

@@ -517,6 +517,31 @@ def test_a_generator_of_a_module_begins_each_trial_as_the_first(
     assert [trial.metrics["m"] for trial in trials] == [random.Random(0).random()] * 3
 
 
+class Noise(torch.utils.data.Dataset):
+    """Draws from the generator of the process that it is read in."""
+
+    def __len__(self):
+        return 2
+
+    def __getitem__(self, index):
+        return torch.rand(1).item()
+
+
+def test_workers_of_a_loader_that_stay_end_with_the_trial(tmp_path):
+    """They drew on where those of the trial before had stopped."""
+    loader = torch.utils.data.DataLoader(Noise(), num_workers=1, persistent_workers=True)
+    drawn = []
+
+    def train(ctx):
+        torch.manual_seed(0)
+        drawn.append([batch.item() for _ in range(2) for batch in loader])
+        ctx.report(m=1.0)
+
+    search(tmp_path, train)
+    assert drawn == drawn[:1] * 3
+    assert loader._iterator is None
+
+
 def test_a_generator_that_takes_the_place_of_another_is_put_back_too(tmp_path, monkeypatch):
     """In a notebook, between two campaigns with one train function."""
 
