@@ -195,16 +195,18 @@ def check(space: ConfigurationSpace, values: Any, what: str) -> Values:  # noqa:
         found = Configuration(space, values=dict(values))
     except (ValueError, KeyError, TypeError, OverflowError) as error:
         raise ConfigError(f"{what} {dict(values)} is not valid: {error}") from error
-    # As they were given: Configuration rounds floats after 13 decimals, to one digit of 1e-13.
-    return {name: _as_drawn(space[name], values[name]) for name in found}
+    return {name: _as_drawn(space[name], each, values[name]) for name, each in found.items()}
 
 
-def _as_drawn(hyperparameter: Parameter, value: Any) -> Any:  # noqa: ANN401 - of any kind
-    """Of the type that `draw` gives: 1 is equal to True, and is written and read otherwise."""
+def _as_drawn(hyperparameter: Parameter, value: Any, given: Any) -> Any:  # noqa: ANN401 - of any kind
+    """Of the type that `draw` gives: 1 is equal to True, and is written and read otherwise.
+
+    A number is the given one: a Configuration has rounded it after 13 decimals.
+    """
     listed = choices(hyperparameter)
     if listed is None:
         whole = isinstance(hyperparameter, IntegerHyperparameter)
-        return int(value) if whole else float(value)
+        return int(given) if whole else float(given)
     value = plain(value)
     same = [plain(choice) for choice in listed if plain(choice) == value]
     return next((choice for choice in same if type(choice) is type(value)), same[0])
