@@ -13,7 +13,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from importlib.machinery import SourceFileLoader
 from types import ModuleType
@@ -97,7 +97,8 @@ def _is_in_a_process_group() -> bool:
 def _set_in_a_process_group(was: bool) -> None:
     """End one that a trial has left: a second one is refused."""
     if not was:
-        dist.destroy_process_group()
+        with suppress(Exception):  # whatever is left of it, the trial is over
+            dist.destroy_process_group()
 
 
 def _signal_handlers() -> dict[int, Any]:

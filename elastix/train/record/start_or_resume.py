@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from elastix.config import RestoreConfig
-from elastix.errors import ConfigError
+from elastix.errors import ConfigError, NotFound
 from elastix.events import Event, Resumed, SamplesLeftOut
 from elastix.observe import journal
 from elastix.train.checkpoint import restore
@@ -24,10 +24,17 @@ def begin(
     Raises:
         ConfigError: samples are to be left out that the State has learnt from, or that are not
             known; nothing was changed.
-        NotFound: no State of the wanted step is kept; nothing was changed.
+        NotFound: no State of the wanted step is kept, or the journal of those that are kept is
+            gone; nothing was changed.
     """
     path = settings.directory / "journal.jsonl"
     last = checkpoints.last()
+    if last is not None and not path.stat().st_size:
+        raise NotFound(
+            f"run {settings.run!r} has a State of step {last.step} in the store, but its journal "
+            f"{path} is gone, and with it the account of the samples that the State has seen. "
+            "Nothing was started. Restore the journal from a backup, or give the run another name."
+        )
     start = wanted.step if wanted.step is not None else (last.step if last else 0)
     leave_out = wanted.leave_out
     new = restore.samples_of(leave_out, journal.read(path), start) if leave_out else {}
