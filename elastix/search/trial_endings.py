@@ -128,6 +128,12 @@ class Endings:
     def look_for_scores(self) -> None:
         """At the end: none of so few trials that nobody gave up may be fit for anything."""
         searched = [case.trial for case in self._book.cases.values() if case.role == "search"]
+        if searched and all(trial.state is TrialState.REFUSED for trial in searched):
+            raise SearchError(
+                f"the gate refused all {len(searched)} configurations that were proposed, the last "
+                f"one since {searched[-1].traceback}. No trial was run. Widen the gate's limits, "
+                "or extend the space by what fits."
+            )
         failed = [trial for trial in searched if trial.state is TrialState.FAILED]
         over = all(trial.state.is_final for trial in searched)
         if failed and over and not any(trial.scored for trial in searched):

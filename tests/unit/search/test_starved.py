@@ -24,7 +24,7 @@ from elastix.search.rungs import Asha
 from elastix.search.trial import Suggestion, Trial, TrialState
 from elastix.search.trial_database import TrialDatabase
 from elastix.train.control.messages import Outcome, OutcomeKind
-from tests.search_parts import noop
+from tests.search_parts import Drawing, noop
 from tests.virtual import Rig, Virtual, climbs, finishes
 
 GIB = 1 << 30
@@ -277,6 +277,14 @@ def test_a_gate_that_refuses_everything_ends_the_campaign(tmp_path):
         rig.run(Budget(trials=2), gate=Strict(most=0))
     assert len(rig.lines) == 200
     assert rig.executor.ran == []
+
+
+def test_a_gate_that_refuses_a_whole_small_space_is_said(tmp_path):
+    """The campaign ended as if all had gone well, with nothing tried."""
+    rig = Rig(tmp_path, searcher=lambda: Drawing(limit=5))
+    with pytest.raises(SearchError, match=r"refused all 5 configurations .* since too deep"):
+        rig.run(Budget(trials=9), gate=Strict(most=0))
+    assert [line.trial.state for line in rig.lines] == [TrialState.REFUSED] * 5
 
 
 def test_the_gate_learns_from_what_ran_and_again_after_a_kill(tmp_path):
