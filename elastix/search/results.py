@@ -200,6 +200,7 @@ class Results(Sequence[Trial]):
             ConfigError: no campaign can have that name.
             NotFound: there is no such campaign (names those that are there), or it was stopped
                 before it began.
+            Corrupt: its database cannot be read, or lacks trials that its journal knows to be over.
         """
         run = RunConfig(name=name, store=str(store))
         if not is_file(run.directory / FILE):
