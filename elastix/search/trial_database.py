@@ -47,6 +47,10 @@ CREATE TABLE passed(place INTEGER PRIMARY KEY, body TEXT NOT NULL, sum INTEGER);
 PRAGMA user_version={_VERSION};
 COMMIT;
 """
+_LATER_TABLES = (  # of the version without checksums; it did not have them from the beginning
+    "superseded(ref TEXT PRIMARY KEY) WITHOUT ROWID",
+    "passed(place INTEGER PRIMARY KEY, body TEXT NOT NULL)",
+)
 _COLUMNS = {
     "facts": ("name", "value"),
     "trials": ("number", "state", "role", "done", "body"),
@@ -172,6 +176,8 @@ class TrialDatabase:
         self._sql.create_function("row_sum", -1, row_sum, deterministic=True)
         try:
             self._sql.execute("BEGIN IMMEDIATE")
+            for later in _LATER_TABLES:
+                self._sql.execute(f"CREATE TABLE IF NOT EXISTS {later}")
             for table, columns in _COLUMNS.items():
                 self._sql.execute(f"ALTER TABLE {table} ADD COLUMN sum INTEGER")
                 self._sql.execute(f"UPDATE {table} SET sum = row_sum({', '.join(columns)})")

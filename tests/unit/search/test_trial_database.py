@@ -208,6 +208,25 @@ def test_a_database_of_an_earlier_version_is_read_and_gets_checksums_when_it_is_
         database.lines()
 
 
+@pytest.mark.parametrize("gone", [["passed"], ["passed", "superseded"]])
+def test_a_database_from_before_there_were_all_tables_gets_them(tmp_path, gone):
+    """It was taken for a damaged one."""
+    filled(tmp_path)
+    unsummed(tmp_path / FILE)
+    with closing(sqlite3.connect(tmp_path / FILE)) as sql, sql:
+        for table in gone:
+            sql.execute(f"DROP TABLE {table}")
+    with TrialDatabase(tmp_path) as database:
+        there = database.lines()
+        assert there
+        assert database.passed() == []
+        database.commit(there, superseded=[Ref("0" * 64)], passed=(1, []))
+    with TrialDatabase(tmp_path) as database:
+        assert database.lines() == there
+        assert database.passed() == [(1, [])]
+        assert Ref("0" * 64) in database.superseded()
+
+
 def over(number, state="finished"):
     """What the journal says of a trial that has ended."""
     return TrialEnded(
