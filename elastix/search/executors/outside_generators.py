@@ -129,9 +129,9 @@ def _parts(one: Any) -> Iterator[Any]:  # noqa: ANN401 - anything
     elif isinstance(one, partial):
         yield from (one.func, *one.args, *one.keywords.values())
     elif isinstance(one, dict | MappingProxyType):
-        yield from one.values()
+        yield from tuple(islice(one.values(), _MANY))  # other threads may change it meanwhile
     elif isinstance(one, list | tuple | set | frozenset | deque):
-        yield from one
+        yield from tuple(islice(one, _MANY))
     elif isinstance(one, type):
         if not _is_of_library(one.__module__):
             yield from vars(one).values()

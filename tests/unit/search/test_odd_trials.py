@@ -29,7 +29,7 @@ from torch.optim.optimizer import _global_optimizer_pre_hooks
 
 import elastix
 from elastix.errors import NotFound
-from elastix.search.executors import process_settings
+from elastix.search.executors import outside_generators, process_settings
 from elastix.search.executors.serial import Local
 from elastix.search.results import Best
 from elastix.search.trial import Suggestion, Trial, TrialState
@@ -540,6 +540,15 @@ def test_workers_of_a_loader_that_stay_end_with_the_trial(tmp_path):
     search(tmp_path, train)
     assert drawn == drawn[:1] * 3
     assert loader._iterator is None
+
+
+@pytest.mark.parametrize("shared", [{0: "a", 1: "b"}, {"a", "b"}])
+def test_what_another_thread_changes_while_generators_are_looked_for_does_no_harm(shared):
+    """A dictionary that grew in between ended the trial, or the import of a module."""
+    parts = outside_generators._parts(shared)
+    found = [next(parts)]
+    shared.clear()
+    assert sorted([*found, *parts]) == ["a", "b"]
 
 
 def test_a_generator_that_takes_the_place_of_another_is_put_back_too(tmp_path, monkeypatch):
