@@ -80,6 +80,10 @@ def _set_loggers(kept: dict[str, tuple[Any, ...]]) -> None:
         one.handlers[:], one.filters[:] = handlers, filters
 
 
+def _set_path(folders: list[str]) -> None:
+    sys.path[:] = folders  # of whatever list that is by now
+
+
 def _is_timed() -> bool:
     return signal.getitimer(signal.ITIMER_REAL)[0] > 0
 
@@ -198,7 +202,7 @@ _SETTINGS: tuple[tuple[Get, Put], ...] = (
     (lambda: list(warnings.filters), _set_warnings),
     (_loggers, _set_loggers),
     (lambda: logging.root.manager.disable, logging.disable),
-    (lambda: list(sys.path), partial(sys.path.__setitem__, slice(None))),
+    (lambda: list(sys.path), _set_path),
     *_flags(sys, "stdout", "stderr"),
     (
         lambda: multiprocessing.get_start_method(allow_none=True) or "",

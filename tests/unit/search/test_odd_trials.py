@@ -232,6 +232,7 @@ def flag(of, name, value=None):
             torch.sparse.check_sparse_tensor_invariants.enable,
         ),
         (lambda: list(sys.path), lambda: sys.path.insert(0, "/of/the/trial")),
+        (lambda: list(sys.path), lambda: setattr(sys, "path", ["/of/the/trial", *sys.path])),
         (lambda: sys.stdout, lambda: setattr(sys, "stdout", io.StringIO())),
         (
             partial(multiprocessing.get_start_method, allow_none=True),
