@@ -58,22 +58,24 @@ def _set_anomaly(enabled: tuple[bool, bool]) -> None:
 
 
 def _loggers() -> dict[str, tuple[Any, ...]]:
-    """By name, what each is set to."""
+    """By name, what each is set to; without those that are as they were made."""
     return {
         name: (one.level, one.propagate, one.disabled, tuple(one.handlers), tuple(one.filters))
-        for name, one in _every_logger().items()
+        for name, one in _every_logger()
+        if one.level or one.handlers or one.filters or one.disabled or not one.propagate
     }
 
 
-def _every_logger() -> dict[str, logging.Logger]:
-    named = list(logging.root.manager.loggerDict.items())  # a copy: other threads may add some
-    loggers = {name: one for name, one in named if isinstance(one, logging.Logger)}
-    return {"root": logging.root, **loggers}
+def _every_logger() -> Iterator[tuple[str, logging.Logger]]:
+    yield "root", logging.root
+    for name, one in logging.root.manager.loggerDict.copy().items():
+        if isinstance(one, logging.Logger):
+            yield name, one
 
 
 def _set_loggers(kept: dict[str, tuple[Any, ...]]) -> None:
-    """One that was made since then is as if it had just been made."""
-    for name, one in _every_logger().items():
+    """All others are as if they had just been made."""
+    for name, one in _every_logger():
         level, propagate, disabled, handlers, filters = kept.get(name, (0, True, False, (), ()))
         one.setLevel(level)
         one.propagate, one.disabled = propagate, disabled
