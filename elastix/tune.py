@@ -19,12 +19,14 @@ import json
 import logging
 import math
 import socket
+from base64 import b64decode, b64encode
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
+import cloudpickle
 from ConfigSpace import Categorical, ConfigurationSpace, Constant, Float, Integer
 from ray.tune.search import Searcher as TuneSearcher
 from ray.tune.search import sample
@@ -235,22 +237,35 @@ class Search(TuneSearcher):
             "live": live,
             "asked": self._asked,
             "experiment": self._experiment,
+            "begun": self._begun_with(),
         }
         Path(checkpoint_path).write_text(json.dumps(state))
 
+    def _begun_with(self) -> str | None:
+        """What it was told before its first suggestion: choices may be anything, so pickled."""
+        if self._objectives is None:
+            return None
+        known = (self._metric, self._mode, self._space, self._nested, self._labelled)
+        return b64encode(cloudpickle.dumps(known)).decode()
+
     def restore(self, checkpoint_path: str) -> None:
-        """Go on from `save`.
+        """Go on from `save`. Tuner.restore sets no properties before, unless it has a param_space.
 
         Raises:
-            ConfigError: it does not know its space yet.
+            ConfigError: neither it nor an earlier version that saved this knows the space.
         """
-        if self._objectives is None:
-            raise ConfigError(
-                "elastix.tune.Search was to be restored before it knew a space. Nothing was "
-                "restored. Give space, metric and mode to Search, or call set_search_properties "
-                "before restore, as Tuner.restore does."
-            )
         state = json.loads(Path(checkpoint_path).read_text())
+        if self._objectives is None:
+            begun = state.get("begun")  # earlier versions have none
+            if begun is None:
+                raise ConfigError(
+                    "elastix.tune.Search was to be restored before it knew a space. Nothing was "
+                    "restored. Give param_space to Tuner.restore, or space, metric and mode to "
+                    "Search."
+                )
+            known = cloudpickle.loads(b64decode(begun))
+            self._metric, self._mode, self._space, self._nested, self._labelled = known
+            self._begin()
         self._elastix.load_state_dict(state["searcher"])
         self._live = {key: Trial.from_json(value) for key, value in state["live"].items()}
         self._asked = state["asked"]

@@ -6,6 +6,7 @@ import tempfile
 from pathlib import Path
 from types import SimpleNamespace
 
+import cloudpickle
 import numpy as np
 import pytest
 import torch
@@ -260,10 +261,29 @@ def test_weights_are_inherited_by_those_who_want_them(tmp_path):
     assert elastix.tune.leave(child, {"x": 1}, score=1.0) == {}
 
 
-def test_it_is_not_restored_before_it_knows_its_space(tmp_path):
+def test_a_tuner_that_is_restored_without_a_param_space_goes_on_with_its_own(tmp_path):
+    """Otherwise Tune logs the error, and begins the experiment anew."""
+    domains = {"x": tune.uniform(0, 1), "inner": {"odd": tune.choice([[1], [2]])}}
+    first = elastix.tune.Search(elastix.Evolution())
+    kept = cloudpickle.dumps(first)  # as Tuner does, before it says anything to it
+    first.set_search_properties("score", "min", domains)
+    first.suggest("a")
+    first.on_trial_complete("a", {"score": 0.5})
+    first.save(str(tmp_path / "state"))
+    again = cloudpickle.loads(kept)
+    again.restore(str(tmp_path / "state"))
+    assert again.suggest("b") == first.suggest("b")
+    assert again._objectives == first._objectives
+
+
+def test_it_is_not_restored_from_an_earlier_version_before_it_knows_its_space(tmp_path):
     begun().save(str(tmp_path / "state"))
+    state = json.loads((tmp_path / "state").read_text())
+    del state["begun"]
+    (tmp_path / "state").write_text(json.dumps(state))
     with pytest.raises(ConfigError, match="before it knew a space"):
         elastix.tune.Search(Drawing()).restore(str(tmp_path / "state"))
+    begun().restore(str(tmp_path / "state"))
 
 
 def test_models_are_left_by_trials_with_any_constants(tmp_path):
