@@ -32,12 +32,12 @@ from ray.tune.search import Searcher as TuneSearcher
 from ray.tune.search import sample
 from torch import nn
 
-from elastix.arguments import single
-from elastix.config import InheritMode, InheritProvider, RunConfig
+from elastix.arguments import able, checked, single
+from elastix.config import InheritConfig, InheritMode, InheritProvider, RunConfig
 from elastix.errors import ConfigError, SearchError
 from elastix.flat import flatten, nest
 from elastix.search.model_sources import InheritTerms, StoreDirectory, TrialModelSource
-from elastix.search.space import Space
+from elastix.search.space import Space, as_space
 from elastix.search.trial import Objectives, Searcher, Selects, Trial, TrialState
 from elastix.state import Ref, capture
 from elastix.store import Store
@@ -53,6 +53,7 @@ _SEPARATOR = "/"
 _PLAIN = str | int | float | bool | None  # the constants that a space can hold
 
 
+@checked
 class Search(TuneSearcher):
     """Tune's search_alg over an elastix searcher.
 
@@ -95,6 +96,7 @@ class Search(TuneSearcher):
             from elastix.search.searchers.screened import ScreenedEvolution
 
             searcher = ScreenedEvolution()
+        searcher = able("searcher", searcher, Searcher)
         if isinstance(searcher, Selects):
             raise ConfigError(
                 f"{type(searcher).__name__} decides which trials go on from whose State, and Tune "
@@ -103,17 +105,23 @@ class Search(TuneSearcher):
                 "search_alg."
             )
         self._elastix = searcher
-        self._space = space
+        self._space: ConfigurationSpace | Space | None = None
+        if space is not None:
+            self._space = as_space(space)
         self._nested = False
         self._labelled: dict[str, dict[Any, Any]] = {}
-        self._seed = seed
-        self._store = (
-            None if store is None else str(Path(RunConfig(store=str(store)).store).resolve())
-        )
+        self._seed = RunConfig(seed=seed).seed
+        self._store = None
+        if store is not None:
+            given: Any = store  # a RunConfig takes a Path as well
+            self._store = str(Path(RunConfig(store=given).store).resolve())
         self._experiment = f"tune-{uuid4().hex[:12]}"
         has_parents = getattr(searcher, "proposes_parents", False)
-        provider = provider or ("parent" if has_parents else "store")
-        self._how: tuple[InheritMode, InheritProvider] = (mode_of_inheritance, provider)
+        how = InheritConfig(mode=mode_of_inheritance, provider=provider)
+        self._how: tuple[InheritMode, InheritProvider] = (
+            how.mode,
+            how.provider or ("parent" if has_parents else "store"),
+        )
         self._live: dict[str, Trial] = {}
         self._asked = 0
         self._objectives: Objectives | None = None

@@ -235,6 +235,25 @@ def test_a_population_is_refused_as_tune_could_not_let_it_select():
         elastix.tune.Search(elastix.Population())
 
 
+@pytest.mark.parametrize(
+    ("wrong", "told"),
+    [
+        ({"searcher": "random"}, "searcher must be an object with the methods"),
+        ({"searcher": elastix.Random}, r"Give an object: Random\(\)"),
+        ({"space": {"lr": 1}}, "space must be a Space"),
+        ({"seed": "a"}, "seed must be"),
+        ({"seed": -1}, "seed must be"),
+        ({"provider": "nearest"}, "provider must be"),
+        ({"mode_of_inheritance": "all"}, "mode.* must be"),
+        ({"store": 5}, "store must be"),
+        ({"searchers": None}, "searcher"),
+    ],
+)
+def test_what_cannot_work_is_refused_before_a_tuner_has_it(wrong, told):
+    with pytest.raises(ConfigError, match=told):
+        elastix.tune.Search(**wrong)
+
+
 def test_the_end_of_a_space_is_the_end():
     search = begun(Drawing(limit=1))
     search.suggest("a")
