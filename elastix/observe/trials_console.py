@@ -214,6 +214,8 @@ class TrialsConsole:
         if self._best is not None:
             latest = "latest " if self._best_is != "best" else ""
             self._print(f"  {latest}{self._best_is}  {self._describe(self._best)}")
+        elif event.best >= 0:
+            self._print(f"  {self._best_is}  trial {event.best}, as before")
         for text in self._inheritance():
             self._print(f"  {text}")
         if self._store is not None:

@@ -149,10 +149,12 @@ def test_a_campaign_that_had_nothing_to_do_says_so_and_what_makes_it_go_on():
     console.show(CampaignEnded(outcome="finished", trials=120, best=58))
     assert "nas-1 is finished; nothing to do   trials 120 done" in file.getvalue()
     assert "larger Budget(trials=..)" in file.getvalue()
+    assert "  best  trial 58, as before\n" in file.getvalue()
     console, file, clock = console_of(tty=False)
     play(console, clock)
     console.show(CampaignEnded(outcome="finished", trials=120, best=58))
     assert "nothing to do" not in file.getvalue()
+    assert "as before" not in file.getvalue()
 
 
 @pytest.mark.parametrize("width", [40, 120])
