@@ -230,15 +230,16 @@ def _value(summary: catalogue.Summary, sizes: dict[str, int]) -> dict[str, Any]:
 
 
 def _row(summary: catalogue.Summary, sizes: dict[str, int]) -> tuple[str, ...]:
-    best = summary.best
+    best, best_trial = summary.best, summary.best_trial
+    at_best = "-" if best is None else f"{best[0]} {number(best[1])} (step {best[2]})"
     what = "trials" if summary.kind == "campaign" else "steps"
     return (
         summary.name,
         summary.kind,
         summary.state,
         f"{summary.steps} {what}",
-        "-" if best is None else f"{best[0]} {number(best[1])} (step {best[2]})",
-        shown(summary.metrics) or "-",
+        shown(best_trial) or at_best,
+        "-" if best_trial else shown(summary.metrics) or "-",
         str(summary.losses),
         decimal(sizes.get(summary.name, 0)),
         f"{_began(summary)}, {_took(summary)}",

@@ -23,6 +23,7 @@ from elastix.events import (
     RunStarted,
     StepCommitted,
     TrialEnded,
+    TrialLost,
     WorkerLost,
     take_in,
 )
@@ -36,7 +37,7 @@ _READ = {
     cls.__name__
     for cls in (
         *(RunStarted, Reported, Resumed, RunEnded, WorkerLost),
-        *(CampaignStarted, TrialEnded, CampaignEnded),
+        *(CampaignStarted, TrialLost, TrialEnded, CampaignEnded),
     )
 } | {"StateStored", "StateDropped"}
 
@@ -53,7 +54,7 @@ class Summary:
         metrics: the last value of each; of a campaign, of the best trial.
         best: of the metric that checkpoints go by; None for none.
         began_t, last_t: of the first and the latest event, seconds since 1970.
-        losses: workers that were lost.
+        losses: workers that were lost; of a campaign, under its trials.
     """
 
     name: str
@@ -68,6 +69,11 @@ class Summary:
     note: str = ""
     tags: tuple[str, ...] = ()
     message: str = ""
+
+    @property
+    def best_trial(self) -> Mapping[str, Any]:
+        """The metrics, where they are a campaign's best; of several objectives none is that."""
+        return self.metrics if self.kind == "campaign" and len(self.metrics) == 1 else {}
 
 
 def names(store: Path) -> list[str]:
@@ -179,6 +185,7 @@ class _Fold:
             RunEnded: self._end,
             CampaignEnded: self._end,
             WorkerLost: self._lose,
+            TrialLost: self._lose,
             TrialEnded: self._end_trial,
         }
 
@@ -216,7 +223,7 @@ class _Fold:
         if isinstance(event, RunEnded):
             self._found.steps = event.step
 
-    def _lose(self, event: WorkerLost) -> None:
+    def _lose(self, event: WorkerLost | TrialLost) -> None:
         del event
         self._found.losses += 1
 

@@ -128,6 +128,8 @@ class Site:
 
 def _run(summary: catalogue.Summary) -> list[Cell]:
     best, took = summary.best, summary.last_t - summary.began_t
+    best_trial = summary.best_trial
+    at_best = Cell("" if best is None else f"{best[0]} {number(best[1])}", best[1] if best else "")
     mood = {"failed": "bad", "damaged": "bad", "finished": "good"}.get(summary.state, "")
     what = "trials" if summary.kind == "campaign" else "steps"
     return [
@@ -135,8 +137,8 @@ def _run(summary: catalogue.Summary) -> list[Cell]:
         Cell(summary.kind, summary.kind),
         Cell(summary.state, summary.state, mood),
         Cell(f"{summary.steps:,} {what}", summary.steps),
-        Cell("" if best is None else f"{best[0]} {number(best[1])}", best[1] if best else ""),
-        Cell(shown(summary.metrics)),
+        Cell(shown(best_trial), *best_trial.values()) if best_trial else at_best,
+        Cell("" if best_trial else shown(summary.metrics)),
         Cell(str(summary.losses), summary.losses),
         Cell(_date(summary.began_t) if summary.began_t else "", summary.began_t),
         Cell(duration(took), took),

@@ -22,6 +22,7 @@ from elastix.events import (
     RunEnded,
     RunStarted,
     TrialEnded,
+    TrialLost,
 )
 from elastix.observe import catalogue, notes
 from elastix.observe.journal import Journal, read
@@ -76,6 +77,7 @@ def store(tmp_path):
             known=0,
             versions={},
         ),
+        TrialLost(t=BEGAN + 550, trial=0, attempt=1, cause="died"),
         TrialEnded(
             t=BEGAN + 600,
             trial=0,
@@ -129,10 +131,18 @@ def test_all_of_a_store_are_listed_the_latest_first(store):
     assert (found["good"]["bytes"], found["digits"]["bytes"]) == (2000, 0)
     assert (found["nas"]["kind"], found["nas"]["steps"]) == ("campaign", 1)
     assert found["nas"]["metrics"] == {"accuracy": 0.7}
+    assert found["nas"]["losses"] == 1
     header, *lines = run(store, "--store", str(store)).stdout.splitlines()
     assert header.split("\t")[:4] == ["run", "kind", "state", "steps"]
     assert len(lines) == 4
     assert all(len(line.split("\t")) == len(header.split("\t")) for line in lines)
+    shown = [line.split("\t")[4:7] for line in lines]
+    assert shown[0] == ["accuracy 0.7", "-", "1"]  # of the campaign's best trial
+    assert shown[1] == ["accuracy 0.9 (step 1)", "accuracy 0.5", "0"]
+    rows = Site(store).runs().sections[0].tables[0].rows
+    cells = {row[0].text: [cell.text for cell in row[4:7]] for row in rows}
+    assert cells["nas"] == ["accuracy 0.7", "", "1"]
+    assert cells["good"] == ["accuracy 0.9", "accuracy 0.5", "0"]
 
 
 def test_a_summary_says_what_the_whole_journal_says(store):
