@@ -204,7 +204,7 @@ class TrialsConsole:
         style = _STYLES.get(event.outcome, "bold yellow")
         idle = event.outcome == "finished" and self._known and not self._states
         told = "is finished; nothing to do" if idle else event.outcome
-        self._print(f"{self._name} {told}   {self._trials()}", style)
+        self._print(f"{self._name} {told}   {self._trials('unfinished')}", style)
         if idle:
             self._print(
                 "  a larger Budget(trials=..) lets it go on, another RunConfig(name=..) begins anew"
@@ -273,8 +273,10 @@ class TrialsConsole:
         self._states[trial] = state
         self._tally[state] += 1
 
-    def _trials(self) -> str:
-        parts = [f"{self._done()} done", f"{len(self._running)} running"]
+    def _trials(self, under_way: str = "running") -> str:
+        parts = [f"{self._done()} done"]
+        if self._running or under_way == "running":
+            parts.append(f"{len(self._running)} {under_way}")
         parts += [
             f"{self._tally[s]} {s}" for s in ("paused", "failed", "refused") if self._tally[s]
         ]

@@ -157,6 +157,16 @@ def test_a_campaign_that_had_nothing_to_do_says_so_and_what_makes_it_go_on():
     assert "as before" not in file.getvalue()
 
 
+@pytest.mark.parametrize("outcome", ["finished", "interrupted"])
+def test_when_a_campaign_is_over_no_trial_is_running(outcome):
+    """Its time was up, or somebody stopped it: they begin again when it goes on."""
+    console, file, _ = console_of(tty=False)
+    console.show(next(events()))
+    console.show(TrialStarted(trial=0, config={}, parent=None, attempt=1, rung=None))
+    console.show(CampaignEnded(outcome=outcome, trials=0, best=-1))
+    assert f"{outcome}   trials 0 done \N{MIDDLE DOT} 1 unfinished" in file.getvalue()
+
+
 @pytest.mark.parametrize("width", [40, 120])
 def test_the_block_never_has_more_than_twelve_lines(width):
     console, _, clock = console_of(tty=True, width=width)
@@ -239,7 +249,7 @@ def test_starved_and_refused_trials_are_counted_and_the_first_are_told():
     text = file.getvalue()
     assert text.count("refused: it would hold about 9 GB") == 3
     assert text.count("ran out of memory; it starts again with 1.0 GB") == 3
-    assert "0 done \N{MIDDLE DOT} 0 running \N{MIDDLE DOT} 5 refused" in text
+    assert "0 done \N{MIDDLE DOT} 5 refused" in text
     assert "5 starved\N{RIGHTWARDS ARROW}again" in text
 
 
@@ -263,4 +273,4 @@ def test_a_trial_that_pauses_again_and_again_is_one_trial():
     start(0)
     end(0, "finished")
     console.show(CampaignEnded(outcome="finished", trials=3, best=-1, message=""))
-    assert "trials 1 done \N{MIDDLE DOT} 0 running \N{MIDDLE DOT} 2 paused" in file.getvalue()
+    assert "trials 1 done \N{MIDDLE DOT} 2 paused" in file.getvalue()
