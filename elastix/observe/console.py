@@ -333,8 +333,9 @@ def one_line(text: str, style: str = "") -> Text:
 def group_line(progress: Progress) -> str:
     """Who is in the group, how well it goes, and what became of the last loss."""
     size = f"workers {len(progress.members)}/{progress.workers_wanted}"
-    text = f"gen {progress.generation}   {size}{_goodput(progress)}"
-    if progress.losses:
+    text = f"gen {progress.generation}   {size}" if progress.members else f"{size}, starting"
+    text += _goodput(progress)
+    if progress.losses and progress.losses[-1].t >= progress.started_t:  # not one of before
         text += f"   last loss: {_what_became_of(progress.losses[-1])}"
     return text
 

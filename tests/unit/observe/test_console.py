@@ -5,6 +5,7 @@ import io
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -21,7 +22,7 @@ from elastix.events import (
     WorkerRaised,
 )
 from elastix.observe import catalogue
-from elastix.observe.console import Console
+from elastix.observe.console import Console, group_line
 from elastix.observe.event_text import line, plain
 from elastix.observe.journal import Journal
 from elastix.observe.notebook_cell import terminal_of
@@ -197,6 +198,21 @@ def test_the_first_failure_stands_at_the_end(tty):
     assert "ValueError: the cause" in end
     assert "a symptom" not in end
     assert "worker 2, rank 1, after step 7" in end
+
+
+def test_a_run_that_goes_on_recovers_from_no_loss_of_before():
+    """When a driver is killed its workers die, some of them before the journal ends."""
+    before, *_ = events = list(run_events(steps=60, kill_every=50, ended=False))
+    progress = Progress()
+    for event in events:
+        progress.add(event)
+    assert "last loss" in group_line(progress)
+    progress.add(replace(before, t=events[-1].t + 60))
+    assert "workers 0/8, starting" in group_line(progress)
+    formed = GenerationFormed(t=events[-1].t + 65, generation=9, members=(7, 8), cause="start")
+    progress.add(formed)
+    assert "gen 9   workers 2/8" in group_line(progress)
+    assert "last loss" not in group_line(progress)
 
 
 def test_the_last_line_of_an_error_of_many_is_shown_without_its_tab():
