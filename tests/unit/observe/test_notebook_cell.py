@@ -45,7 +45,7 @@ def test_a_run_is_one_display_with_its_first_and_last_lines(displays, capsys):
     with Console("digits", "runs/store") as console:
         for event in run_events(steps=200, kill_every=60):
             console.show(event)
-        assert "gen" in displays.text
+        assert "workers" in displays.text
         assert displays.opened == 1
         console.finished("ab" * 32, {"loss": 0.5}, "samples exact")
     assert displays.opened == 1
