@@ -281,7 +281,7 @@ def test_weights_are_inherited_by_those_who_want_them(tmp_path):
 
 
 def test_a_tuner_that_is_restored_without_a_param_space_goes_on_with_its_own(tmp_path):
-    """Otherwise Tune logs the error, and begins the experiment anew."""
+    """Otherwise Tune logs the error, drops the trials of before, and waits for ever."""
     domains = {"x": tune.uniform(0, 1), "inner": {"odd": tune.choice([[1], [2]])}}
     first = elastix.tune.Search(elastix.Evolution())
     kept = cloudpickle.dumps(first)  # as Tuner does, before it says anything to it
