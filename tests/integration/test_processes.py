@@ -38,14 +38,15 @@ def folder():
     shutil.rmtree(path, ignore_errors=True)
 
 
-def start(folder, epochs=1, before="", after=""):
+def start(folder, epochs=1, before="", after="", path=str(ROOT)):
     code = textwrap.dedent(SCRIPT).format(
         epochs=epochs, before=before, after=after, store=str(folder)
     )
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "RAY_TMPDIR": str(folder)}
+    environment = {**os.environ, "PYTHONPATH": path, "RAY_TMPDIR": str(folder)}
     return subprocess.Popen(
         [sys.executable, "-u", "-c", code],
         env=environment,
+        cwd=folder,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -98,6 +99,25 @@ def test_a_script_uses_the_cluster_it_is_connected_to_and_leaves_it_running(clus
     assert process.returncode == 0, output
     assert "through" in output
     assert cluster.available_resources()["CPU"] >= free
+
+
+def test_a_driver_whose_elastix_is_not_that_of_the_workers_begins_nothing(cluster, folder):
+    """Of the same version, as published."""
+    ignored = shutil.ignore_patterns("__pycache__")
+    shutil.copytree(ROOT / "elastix", folder / "other" / "elastix", ignore=ignored)
+    with (folder / "other" / "elastix" / "events.py").open("a") as module:
+        module.write("# changed\n")
+    address = cluster.get_runtime_context().gcs_address
+    process = start(
+        folder,
+        before=f"ray.init(address={address!r}, log_to_driver=False)",
+        path=f"{folder / 'other'}:{ROOT}",
+    )
+    output, _ = process.communicate(timeout=110)
+    assert process.returncode == 1, output
+    assert "ConfigError: the driver has elastix" in output
+    assert str(folder / "other" / "elastix") in output
+    assert not (folder / "runs" / "script" / "journal.jsonl").exists()
 
 
 @pytest.mark.parametrize(

@@ -36,7 +36,7 @@ from elastix.config import (
     ScalingConfig,
 )
 from elastix.data import leaving
-from elastix.errors import ElastixError, Interrupted, StoreError, TrainError
+from elastix.errors import ConfigError, ElastixError, Interrupted, StoreError, TrainError
 from elastix.events import Event, Events
 from elastix.observe.ray_metrics import Metrics
 from elastix.store import Store
@@ -59,6 +59,7 @@ from elastix.train.on_ray.worker import Job, Worker
 from elastix.train.on_ray.worker_handle import WorkerHandle
 from elastix.train.record.conductor_shell import Shell
 from elastix.train.record.pickled_function import TRAIN, read_code
+from elastix.train.record.provenance import Installation, installation
 from elastix.train.record.start_or_resume import begin, going_back
 from elastix.train.replica.link import Life, Settings
 from elastix.train.replica.model_source import ModelSource
@@ -79,6 +80,7 @@ class RunRequest:
         code: digest of the train function, which lies beside the journal.
         placement: of the founders: one group for all, or one for each if workers are crews.
         size: how many these are.
+        driver: the elastix that it has.
     """
 
     code: str
@@ -98,6 +100,7 @@ class RunRequest:
     model_source: ModelSource | None = None
     until_reports: int | None = None
     order_seed: int | None = None
+    driver: Installation = field(default_factory=installation)
     secret: bytes = field(default_factory=draw_secret, repr=False)  # the same if Ray restarts it
 
     @property
@@ -213,6 +216,13 @@ class Controller(Shell):
     def _open(self, again: bool) -> bool:
         """Store, journal and workers; False if the run was over when its controller died."""
         plan = self._plan
+        if not again and not installation().is_same(plan.driver):
+            raise ConfigError(
+                f"the driver has elastix {plan.driver}, and Ray's workers have {installation()}: "
+                "what one of them sends, the other could take for something else. Nothing was "
+                "trained. Install the same on all nodes, or give Ray's workers the driver's by "
+                "runtime_env."
+            )
         self._train = read_code(plan.directory / TRAIN, plan.code)
         store = plan.model_source.open_store() if plan.model_source is not None else None
         store = store or Store(plan.run.store)
@@ -478,6 +488,7 @@ class Controller(Shell):
             threads=max(1, int(plan.scaling.resources_per_process.get("CPU", 0.0))),
             affinity=plan.scaling.affinity,
             profile=plan.profile,
+            driver=plan.driver,
         )
 
     def _start(self, worker: int) -> None:
