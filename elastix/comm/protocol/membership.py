@@ -385,6 +385,8 @@ class Roster:
             if self._members or len(self.waiting) < self._founders:
                 return None
             return self._admit(set(), self._founders, urgent=True, cause="start")
+        if not self._runs:
+            self._stop_watching()
         if self._entering or not self.holders:
             return None
         if not self.newest.urgent and not self._settled:

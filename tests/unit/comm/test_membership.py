@@ -386,6 +386,20 @@ def test_nobody_has_to_catch_up_with_a_group_that_stands_still():
     assert brief(roster.entered(1, 2)) == (3, (1, 2), False, "join")
 
 
+def test_nobody_has_to_catch_up_with_a_group_that_stands_still_since_one_has_left():
+    """It comes to no boundary, so that the joiner would wait for it, and it for the joiner."""
+    roster = Roster(founders=2, size=2, min_workers=2)
+    for worker in (0, 1):
+        roster.ready(worker)
+    for worker in (0, 1):
+        roster.entered(worker, 1)
+    assert brief(roster.leave(1)) == (2, (0,), False, "leave")
+    roster.ready(2)  # some are still in the group in which there were enough
+    assert list(roster.watching) == [2]
+    assert brief(roster.entered(0, 2)) == (3, (0, 2), False, "join")
+    assert list(roster.watching) == []
+
+
 def test_a_spare_does_not_catch_up_before_it_is_needed():
     roster = Roster(founders=2, size=2)
     for worker in (0, 1):
