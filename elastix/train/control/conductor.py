@@ -362,6 +362,9 @@ class Conductor:
         if extinct and (self._failure.replace or self._shadows.can_go_on):
             self._going_back = True
             return []
+        if extinct:  # who had it has left, and whoever was to go on from it died meanwhile
+            self._fail(limits.none_left(self.state.step))
+            return []
         self._make_anew(now)
         self._check_hangs(now)
         self._check_pace(now)

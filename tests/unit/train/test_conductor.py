@@ -240,6 +240,21 @@ def test_so_is_one_whose_only_member_without_a_notice_dies():
     assert told_to_store(conductor.died(2, 20.5))
 
 
+def test_a_run_whose_last_holder_leaves_while_its_successor_dies_ends_at_once():
+    """Who comes in has nothing of the State yet, and would wait for it."""
+    world = World(2, spares=1, replace=False)
+    world.play(20.5)
+    conductor, generation = world.conductor, world.group.generation + 1
+    conductor.hear(1, Leave("notice"), 20.5)  # of whom the spare takes the place
+    assert conductor.membership.members == (0, 2)
+    conductor.died(0, 21.0)
+    left = Outcome(kind=OutcomeKind.LEFT, generation=generation, step=world.step)
+    conductor.ended(1, left, 21.0)
+    conductor.tick(21.2)
+    assert isinstance(conductor.error, QuorumLost)
+    assert "no worker is left that has the State" in str(conductor.error)
+
+
 @pytest.mark.parametrize("all_enter", [True, False])
 def test_the_process_of_one_that_left_stays_until_all_are_in_the_group_without_it(all_enter):
     """They may still read what it has sent; but not for ever."""
