@@ -1,9 +1,11 @@
 """FailureConfig(guard=...): a bad gradient counts on no worker, and its batch is left out."""
 
 import math
+import os
 import random
 from dataclasses import dataclass
 from pathlib import Path
+from signal import SIGKILL
 
 import pytest
 import torch
@@ -14,15 +16,22 @@ from benchmarks.exact.counting import counted
 from elastix.config import CheckpointConfig, Guard
 from elastix.data.audit import audit
 from elastix.data.cursor import count
-from elastix.errors import TrainingUnstable
-from elastix.events import Resumed, SamplesLeftOut, StepCommitted, StepVoided, WorkerLost
+from elastix.errors import QuorumLost, TrainingUnstable
+from elastix.events import (
+    Resumed,
+    SamplesLeftOut,
+    StateStored,
+    StepCommitted,
+    StepVoided,
+    WorkerLost,
+)
 from elastix.observe import journal
 from elastix.state import capture
 from elastix.store import Store
 from elastix.testing.chaos import Flip, Kill, with_kills
 from elastix.testing.local import run_local
 from tests.laws import assert_replicas_identical
-from tests.trainables import digest, make, note
+from tests.trainables import digest, make, newest_group, note
 
 CONFIG = {"samples": 450, "batch_size": 30}  # 15 steps an epoch, and two epochs
 
@@ -175,6 +184,48 @@ def test_a_worker_may_die_in_a_step_that_is_void(tmp_path, phase):
     assert account.exact
     assert account.replicas.equal
     assert_replicas_identical(tmp_path / "logs", {1}, run.events)
+
+
+@dataclass(frozen=True)
+class LostBetweenEpochs:
+    """A loop whose worker 1 dies between two epochs; the others wait there for a group without."""
+
+    def __call__(self, ctx):
+        visits = []
+
+        def look(phase, detail):
+            if phase == "boundary" and detail == 15:
+                visits.append(detail)
+                if len(visits) == 2 and ctx.worker == 1:
+                    os.kill(os.getpid(), SIGKILL)
+                if len(visits) == 2:
+                    ctx._member._inbox.wait(lambda: 1 not in newest_group(ctx._member))
+
+        ctx.on_phase(look)
+        Poisoned(())(ctx)
+
+
+@pytest.mark.parametrize(
+    ("train", "step"),
+    [
+        (with_kills(Poisoned(((5, "nan"),)), [Kill(worker=1, phase="round", step=5)]), 5),
+        (LostBetweenEpochs(), 15),
+    ],
+    ids=["after a void step", "between epochs"],
+)
+def test_too_few_store_their_state_where_one_of_that_step_was_stored_before(tmp_path, train, step):
+    """What loaders hold is another by now, and is compared with what they hold now."""
+    every = CheckpointConfig(every_steps=5)
+    with pytest.raises(QuorumLost, match="They stored their State"):
+        guarded(tmp_path, train, min_workers=3, checkpoint=every)
+    events = list(journal.read(tmp_path / "run" / "journal.jsonl"))
+    stored = [(e.step, e.reason) for e in events if isinstance(e, StateStored)]
+    assert stored[-2:] == [(step, "every_steps"), (step, "quorum lost")]
+    config = {"log": str(tmp_path / "logs")}
+    run_local(Poisoned(()), 1, directory=tmp_path / "run", config=config, guard=Guard(warmup=8))
+    events = list(journal.read(tmp_path / "run" / "journal.jsonl"))
+    assert [e.step for e in events if isinstance(e, Resumed)] == [step]
+    assert audit(events).exact
 
 
 def test_what_was_left_out_stays_out_when_the_run_goes_on(tmp_path):

@@ -234,11 +234,12 @@ class UntilStored:
 
     train: Callable[[elastix.Context], None]
     step: int
+    passed: int
 
     def __call__(self, ctx: elastix.Context) -> None:
         self.train(ctx)
         if ctx.rank >= 0:
-            ctx._member._state.await_stored(CheckpointId(self.step))
+            ctx._member._state.await_stored(CheckpointId(self.step, self.passed))
 
 
 @dataclass(frozen=True)
@@ -261,7 +262,7 @@ class Witness:
 
 
 def test_a_shadow_stores_what_is_due_and_the_group_copies_nothing(tmp_path):
-    witness = Witness(UntilStored(exact_programs.train, 14), tmp_path)
+    witness = Witness(UntilStored(exact_programs.train, 14, 2), tmp_path)
     result = run(tmp_path, witness, config={"slow": 1}, checkpoint=STORED)
     by_shadow = witness.copied(2)
     assert {6, 8, 10, 12, 14} <= by_shadow
@@ -285,7 +286,7 @@ def test_what_a_shadow_does_not_live_to_store_the_group_stores(tmp_path):
 
 def test_a_shadow_that_differs_stores_nothing(tmp_path):
     harm = [Flip(worker=2, tensor="conv1.weight", phase="batch", step=7)]
-    doomed = with_kills(UntilStored(exact_programs.train, 14), harm)
+    doomed = with_kills(UntilStored(exact_programs.train, 14, 2), harm)
     result = run(tmp_path, doomed, config={"slow": 1}, checkpoint=STORED)
     assert [e.worker for e in result.events if isinstance(e, ShadowDiffers)] == [2]
     assert {10, 12, 14, 15} <= set(stored(result))

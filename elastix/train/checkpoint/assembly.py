@@ -29,12 +29,13 @@ class CheckpointId(NamedTuple):
 
     Attributes:
         step: committed steps in it.
-        order: of several at one step: -1 if nothing is stored, 0, then 1 with a score reported
-            since, then 2 for the end of the train function. Loaders and reports may have moved on
-            in between.
+        passed: void steps since, and epochs that were begun: loaders stand elsewhere after each.
+        order: of several there: -1 if nothing is stored, 0, then 1 with a score reported since,
+            then 2 for the end of the train function. Reports may have moved on in between.
     """
 
     step: int
+    passed: int = 0
     order: int = 0
 
 

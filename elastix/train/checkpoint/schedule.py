@@ -38,6 +38,7 @@ class Schedule:
         self.shadowed = False
         self._inbox = inbox or Inbox()
         self._scored_step = 0
+        self._kept = True  # the State of `stored_step`, whatever its score
         self._config = config
         self._clock = clock
         self._stored_s = clock()
@@ -48,6 +49,7 @@ class Schedule:
 
     def stored(self, step: int, reason: str = "") -> None:
         """A State of this step is on its way; one that is taken for its score may not be kept."""
+        self._kept = reason != "best" or (self._kept and step == self.stored_step)
         self.stored_step = step
         if reason != "best":
             self._inbox.stores = False
@@ -55,6 +57,10 @@ class Schedule:
             self._scored_step = step
         self._stored_s = self._clock()
         self._agreed = False
+
+    def lacks(self, step: int) -> bool:
+        """Whether no State of this step was stored, but perhaps for its score."""
+        return step != self.stored_step or not self._kept
 
     def time_is_up(self) -> bool:
         """What rank 0 says in the commit round."""

@@ -18,6 +18,7 @@ _OWN = "rng"
 _OF_THE_WAY = {
     "serial": "events sent: those of losses and joins are counted too",
     "stored_step": "checkpoints may go by the clock",
+    "voids": "steps that were tried in vain, for whatever reason",
     "window": "ratios in which batches are split over workers; there are none in slices",
     "sentinel": "what is hashed when goes by the length of steps",
     "turns": "in which order loaders were drawn, to be compared after a stop",

@@ -66,6 +66,7 @@ class StepCommits:
 
     Attributes:
         step: how many count.
+        voids: steps since the last of them that do not.
         generation: whose members have contributed to the last one; None if this worker was given
             the State since.
         slices: of the step in hand.
@@ -83,7 +84,7 @@ class StepCommits:
 
     def __init__(self, parts: WorkerParts) -> None:
         settings, driver = parts.settings, parts.driver
-        self.step = 0
+        self.step = self.voids = 0
         self.generation: int | None = None
         self.window = Window()
         self.checks = StepChecks(settings, parts.tracked)
@@ -130,6 +131,7 @@ class StepCommits:
         """What is known of the steps so far, as part of a State's metadata."""
         return {
             "step": self.step,
+            "voids": self.voids,
             "window": self.window.state_dict(),
             **self.checks.state_dict(),
             **self._again.state_dict(),
@@ -141,6 +143,7 @@ class StepCommits:
         self.rebase()
         self.rewind.forget_tensors()
         self.step, self.generation = meta["step"], None
+        self.voids = meta.get("voids", 0)
         self.window.load_state_dict(meta.get("window", {}))
         self.checks.load_state_dict(meta)
         self._again.load_state_dict(meta)
@@ -399,7 +402,7 @@ class StepCommits:
             self._turns.append(self.slices.step.loader.number)
         contributors = left.contributors
         handed_over = self.slices.committed(self.step, agreed.slice_us, contributors)
-        self.step += 1
+        self.step, self.voids = self.step + 1, 0
         self.generation = left.complete
         if self.rate is not None:
             self.rate.observe(len(contributors))
@@ -438,6 +441,7 @@ class StepCommits:
 
     def _void(self, verdict: StepVerdict) -> None:
         """A step does not count: find out whose fault it is, if it is anybody's."""
+        self.voids += 1
         alarm, found = verdict.alarm, None
         disputed = self._again.disputed
         if alarm is not None and self._again.wanted and self._reducer is not None:

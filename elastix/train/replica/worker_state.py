@@ -308,19 +308,19 @@ class WorkerState:
         step = self._steps.step
         reason = "" if self._settings.alone else self._schedule.due(step)
         if reason and self._leaves_to_shadow(reason):
-            self._copies.leave(CheckpointId(step))
+            self._copies.leave(self._mark())
             self._schedule.stored(step)
         elif reason:
             mark = self.save(reason)
             if self._settings.checkpoint.wait:
                 self._await_due(mark)
         elif compare:
-            self._snapshot("join", CheckpointId(step, -1), stored=False)
+            self._snapshot("join", self._mark(-1), stored=False)
 
     def store_here(self) -> None:
-        """Store the State at this boundary, if it was not stored here before."""
+        """Store the State at this boundary, if one of this step was not stored before."""
         step = self._steps.step
-        if step != self._schedule.stored_step:
+        if self._schedule.lacks(step):
             self.save("notice")
         self._schedule.stored(step)
 
@@ -334,7 +334,7 @@ class WorkerState:
         if not reason:
             return
         if self._schedule.shadowed and self._steps.able:
-            self._snapshot(reason, CheckpointId(step))
+            self._snapshot(reason, self._mark())
         elif self._driver.shadow:
             self._driver.ask_digest()
         self._schedule.stored(step)
@@ -364,10 +364,15 @@ class WorkerState:
         self._steps.random.boundary()
         step = self._steps.step
         score = self._schedule.score(step)
-        mark = CheckpointId(step, 2 if reason == "final" else int(score is not None))
+        mark = self._mark(2 if reason == "final" else int(score is not None))
         self._snapshot(reason, mark, score)
         self._schedule.stored(step, reason)
         return mark
+
+    def _mark(self, order: int = 0) -> CheckpointId:
+        """Of the State as it is: the same on all workers that are here."""
+        epochs = sum(loader.epoch for loader in self._tracked.loaders)
+        return CheckpointId(self._steps.step, self._steps.voids + epochs, order)
 
     def _snapshot(
         self, reason: str, mark: CheckpointId, score: float | None = None, *, stored: bool = True
@@ -416,7 +421,7 @@ class WorkerState:
         self._ended = reason == "final"
         if self._inheritance.takes_final:
             if len(self._driver.present) > 1:
-                mark = CheckpointId(self._steps.step, 2)
+                mark = self._mark(2)
                 self._snapshot(reason, mark, stored=False)
                 self._driver.run(Finish())  # nobody waits for the verdict while others need him
                 self.await_stored(mark)

@@ -119,7 +119,7 @@ def test_nobody_of_the_majority_is_ever_blamed_and_no_difference_passes(held):
 
 def test_a_late_comer_is_compared_with_those_who_were_in_time():
     comparisons = Comparisons()
-    mark = CheckpointId(5, 2)
+    mark = CheckpointId(5, order=2)
     comparisons.hold(mark, 0, A)
     assert comparisons.settle(mark, "final") is None
     comparisons.hold(mark, 1, A)

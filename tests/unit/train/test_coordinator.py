@@ -24,7 +24,7 @@ from elastix.train.checkpoint.assembly import (
 from elastix.train.checkpoint.coordinator import Checkpoints, Outlets
 from elastix.train.checkpoint.saver import Occasion, Saver
 
-MARK = CheckpointId(20, 2)
+MARK = CheckpointId(20, order=2)
 TENSOR = {"w": torch.arange(4.0)}
 
 

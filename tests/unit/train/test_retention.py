@@ -103,6 +103,20 @@ def test_a_reported_metric_makes_its_state_due_with_its_score(mode, expected):
     assert schedule.score(5) is None
 
 
+def test_a_state_that_was_taken_for_its_score_alone_may_be_stored_once_more():
+    schedule = Schedule(CheckpointConfig())
+    for step, reason, lacks in [
+        (4, "best", True),
+        (5, "notice", False),
+        (5, "best", False),  # it is there already, without its score
+        (6, "best", True),
+        (6, "quorum lost", False),
+    ]:
+        schedule.stored(step, reason)
+        assert schedule.lacks(step) == lacks
+        assert schedule.lacks(step + 1)
+
+
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf"), True, "good", None])
 def test_a_metric_that_cannot_be_compared_is_no_score(value):
     schedule = Schedule(CheckpointConfig(best="accuracy"))
