@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 import ray
+import torch.nn.functional as F
 
 import elastix
 from elastix.events import (
@@ -79,7 +80,7 @@ def starting(marks: Path, when: str, ctx):
 def trainer(store, train=paced, workers=2, **options):
     return elastix.ElasticTrainer(
         train,
-        config=CONFIG,
+        config=options.pop("config", CONFIG),
         scaling=elastix.ScalingConfig(num_workers=workers, cpus_per_worker=0.5),
         run=elastix.RunConfig(name="chaos", store=str(store), **options.pop("run", {})),
         checkpoint=EVERY_5,
@@ -308,6 +309,55 @@ def test_controller_and_all_workers_killed_at_once(cluster, tmp_path):
     assert_exactly_once(list(box["result"].events), CONFIG["epochs"])
     assert len(events_of(tmp_path, Resumed)) == 1
     assert compare(box["result"].directory).relative < 1e-9
+    nobody_left(tmp_path)
+
+
+def followed(marks, ctx):
+    """Evaluates before its loop. Worker 3 follows the others there, and waits until they are dead.
+
+    They take steps until then, so that it can.
+    """
+
+    def look(phase, detail):
+        if phase == "boundary" and ctx.worker == 3 and ctx.rank < 0:
+            (marks / "follows").touch()
+            until((marks / "dead").exists)
+        elif phase == "batch" and not (marks / "dead").exists():
+            time.sleep(0.1)
+
+    ctx.on_phase(look)
+    model, optimizer, dataset = trainables.make(ctx.config)
+    model, optimizer = ctx.prepare(model, optimizer)
+    ctx.evaluate(trainables.accuracy, dataset, batch_size=100)
+    for epoch in ctx.loader(dataset, batch_size=30).epochs(ctx.config["epochs"]):
+        for x, y in epoch:
+            optimizer.zero_grad()
+            F.cross_entropy(model(x), y).backward()
+            optimizer.step()
+
+
+@pytest.mark.timeout(400)
+@pytest.mark.slow
+def test_controller_and_all_workers_killed_while_another_one_catches_up(cluster, tmp_path):
+    """It is in its loop, and those that found the group anew come from the beginning."""
+    marks = tmp_path / "marks"
+    marks.mkdir()
+    train = functools.partial(followed, marks)
+    config = {**CONFIG, "epochs": 30}
+    thread, box = in_background(trainer(tmp_path, train, workers=(2, 3), config=config).fit)
+    until(lambda: steps_taken(tmp_path) >= 6)
+    pids = {event.worker: event.pid for event in events_of(tmp_path, WorkerStarted)}
+    os.kill(pids[2], signal.SIGKILL)
+    until((marks / "follows").exists)
+    doomed = controller_pid(tmp_path), pids[0], pids[1]
+    for pid in doomed:
+        os.kill(pid, signal.SIGKILL)
+    until(lambda: not any(map(alive, doomed)))
+    (marks / "dead").touch()
+    thread.join(200)
+    assert "error" not in box, repr(box.get("error"))
+    assert_exactly_once(list(box["result"].events), config["epochs"])
+    assert len(events_of(tmp_path, Resumed)) == 1
     nobody_left(tmp_path)
 
 

@@ -339,6 +339,7 @@ class GroupProtocol(InGroup):
             yield from self.succeed()
         elif turn is None:
             self.hand = InHand()
+            self.joiner.give_up()
             yield from self.come_in()
         return isinstance(turn, Watched)
 

@@ -175,8 +175,9 @@ class Joiner:
 
         Returns:
             An operation to imitate, or the generation to enter; the number of the next operation
-            if this shadow was given a newer State. None if this joiner follows nobody any longer:
-            it must be given the State again, or was summoned.
+            if this shadow was given a newer State. None if this joiner is to follow no longer: it
+            must be given the State again, or was summoned. It passes for one who follows until
+            `give_up`, or what it has would pass for the State of the group meanwhile.
         """
         while self._catchup is not None:
             catchup, head = self._catchup, self._catchup.stream.head
@@ -190,10 +191,7 @@ class Joiner:
                 case DigestMark():
                     catchup.mine = yield TakeDigest()
                 case Digest() if head.digest == catchup.mine:
-                    catchup.equal = self.equal = True
-                    if self.shadow and not catchup.told:
-                        catchup.told = True
-                        yield Level()
+                    yield from self._found_equal(catchup)
                 case Digest():
                     self.equal = False
                     yield Unequal(operation, catchup.followed, catchup.mine, head.digest)
@@ -201,9 +199,8 @@ class Joiner:
                         catchup.stream.pop()
                         catchup.stream.close()
                         continue
-                    self._stop(catchup)
                     yield Level()  # in the group it is given the State as all are
-                    continue
+                    return None
                 case None if self.shadow:
                     stream = catchup.stream
                     yield Await(lambda s=stream: s.head is not None or s.failed)  # type: ignore[misc]
@@ -212,13 +209,20 @@ class Joiner:
                         return (yield from self._adopt(*found)) if found is not None else None
                     continue
                 case None:
-                    yield from self._await_more(catchup)
+                    if not (yield from self._await_more(catchup)):
+                        return None
                     continue
             catchup.stream.pop()
         return None
 
-    def _await_more(self, catchup: _Catchup) -> Course[None]:
-        """All that was told is done."""
+    def _found_equal(self, catchup: _Catchup) -> Course[None]:
+        catchup.equal = self.equal = True
+        if self.shadow and not catchup.told:
+            catchup.told = True
+            yield Level()
+
+    def _await_more(self, catchup: _Catchup) -> Course[bool]:
+        """All that was told is done: whether there is more."""
         stream = catchup.stream
         yield from self._tell_level(catchup)
 
@@ -226,11 +230,11 @@ class Joiner:
             return self._called() and not catchup.told
 
         yield Await(lambda: stream.head is not None or stream.failed or cold())
-        if stream.head is None:
-            lost = not cold()
-            self._stop(catchup)
-            if lost:
-                yield from self._ask_again()
+        if stream.head is not None:
+            return True
+        if not cold():
+            yield from self._ask_again()  # which takes as long as nobody leads the run
+        return False
 
     def _tell_level(self, catchup: _Catchup) -> Course[None]:
         """Ask to be let in, if the State is as it should be and there is little left to do."""
@@ -314,6 +318,11 @@ class Joiner:
         self._stop(catchup)
         joined = Joined(0.0, 0) if self.shadow else catchup.joined
         return replace(joined, watched_steps=catchup.followed) if catchup.equal else None
+
+    def give_up(self) -> None:
+        """Follow no longer: what this joiner has is of no use."""
+        if self._catchup is not None:
+            self._stop(self._catchup)
 
     def _stop(self, catchup: _Catchup) -> None:
         catchup.stream.close()

@@ -213,6 +213,10 @@ class Conductor:
         # Joiners in the making have lost whom they waited for, and spares know nothing that
         # cannot be learnt again: where the State lives on, others are started in their place.
         present = [one for one in found if one.holder or not holders]
+        if not holders and state.step and not any(one.shadow for one in found):
+            # Whoever followed is in its loop, and those who found the group anew come from the
+            # beginning.
+            present = [one for one in found if not one.ready]
         for worker in {one.worker for one in found} - {one.worker for one in present}:
             self._do(EndWorker(worker))
         for one in present:

@@ -785,8 +785,11 @@ def test_a_joiner_whose_donor_is_lost_asks_for_others_and_at_last_for_the_state_
     stream.failed = True
     assert play.wanted.until()
     play(Await)
-    assert stream.closed
+    # Nobody may lead the run. A new controller is told by this who has the State of the group.
+    assert protocol.joiner.following
     play(Lonely)
+    assert stream.closed
+    assert not protocol.hand.has_state
     for asks in (Lonely, Level):
         inbox.invite(("donor", "other"))
         assert play.wanted.until()

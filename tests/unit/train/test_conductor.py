@@ -688,6 +688,23 @@ def test_another_conductor_lets_those_go_who_had_notice():
     assert not lost(world)
 
 
+def test_another_conductor_that_finds_nobody_with_the_state_ends_joiners_too():
+    """They are in their loops, and those who found the group anew come from the beginning."""
+    world = World(3)
+    world.at(20, lambda w: w.kill(1))
+
+    def all_with_the_state(w):
+        for worker in (0, 2):
+            w.alive.pop(worker)
+        w.stored_step = w.step
+        w.take_over()
+
+    world.at(32, all_with_the_state)  # 3 is catching up
+    assert world.run().outcome == "finished"
+    assert 3 not in {w for formed in world.events(GenerationFormed) for w in formed.members}
+    assert committed_once(world)
+
+
 def test_another_conductor_finds_one_dead_and_ends_joiners():
     world = World(3)
     world.at(20, lambda w: w.kill(1))
