@@ -144,7 +144,7 @@ class TrackedObjects:
                     "over workers they are dense. Nothing was prepared. Use Adam, with "
                     "sparse=False in the embedding; SGD and Adagrad take sparse=True."
                 )
-            self._add(state_digests.kind_of(other), other)
+            self._add(self._free_name(state_digests.kind_of(other)), other)
         for other in self.others.values():  # those that were tracked before
             if isinstance(other, torch.optim.Optimizer):
                 states.check_optimizer(other, names)
@@ -251,8 +251,14 @@ class TrackedObjects:
         hold_at_end(other)
         if isinstance(other, torch.optim.Optimizer):
             self._groups[other] = len(other.param_groups)
-        taken = sum(key.rstrip("0123456789") == name for key in self.others)
-        self.others[name if not taken else f"{name}{taken}"] = other
+        self.others[name] = other
+
+    def _free_name(self, kind: str) -> str:
+        """For a further object of a kind: optimizer, optimizer1 and so on."""
+        number = sum(key.rstrip("0123456789") == kind for key in self.others)
+        while (name := f"{kind}{number or ''}") in self.others:
+            number += 1
+        return name
 
     def capture(self, counts: Mapping[str, Any]) -> State:
         """The State as it is now: views of live tensors, with `counts` among the metadata."""

@@ -3,6 +3,7 @@
 import gc
 from dataclasses import replace
 
+import pytest
 import torch
 from torch.optim import optimizer as hooks
 
@@ -49,6 +50,42 @@ def test_an_optimizer_that_is_tracked_late_goes_on_with_its_moments() -> None:
     after.track({"late": again})
     for live, restored in zip(optimizer.state.values(), again.state.values(), strict=True):
         assert torch.equal(live["exp_avg"], restored["exp_avg"])
+
+
+class Count:
+    def __init__(self, number: int = 0) -> None:
+        self.number = number
+
+    def state_dict(self):
+        return {"number": self.number}
+
+    def load_state_dict(self, state_dict):
+        self.number = state_dict["number"]
+
+
+class Count2(Count):
+    """A name that ends like that of a second object."""
+
+
+@pytest.mark.parametrize("names", [("ema", "ema1"), ("ema1", "ema"), ("ema2", "ema")])
+def test_names_that_differ_by_a_number_alone_are_kept_apart(names) -> None:
+    before, *_ = tracked()
+    before.track({name: Count(7 + place) for place, name in enumerate(names)})
+    after, *_ = tracked()
+    after.adopt(before.capture({}))
+    again = {name: Count() for name in names}
+    after.track(again)
+    assert [again[name].number for name in names] == [7, 8]
+
+
+def test_what_is_prepared_takes_no_name_that_is_taken() -> None:
+    live, counts = TrackedObjects(), [Count(1), Count(2)]
+    live.track({"count1": counts[0], "count2": counts[1]})
+    further = [Count(3), Count(4), Count2(5), Count2(6)]
+    live.prepare([torch.nn.Linear(2, 1), *further], torch.device("cpu"))
+    meta = live.capture({}).meta
+    numbers = [value["number"] for key, value in meta.items() if key.startswith("@count")]
+    assert sorted(numbers) == [1, 2, 3, 4, 5, 6]
 
 
 class Unread(dict):
