@@ -87,7 +87,9 @@ def _by_parameter(name: str, value: Any) -> Iterator[tuple[str, Any]]:  # noqa: 
         return
     lists: dict[str, Any] = dict.fromkeys(BY_PARAMETER)
     options = [{**group, **lists} for group in value["param_groups"]]
-    yield name, {**value, "state": {}, "param_groups": options}
+    known = {parameter for group in value["param_groups"] for parameter in group["params"]}
+    of_none = {key: slot for key, slot in value["state"].items() if key not in known}
+    yield name, {**value, "state": of_none, "param_groups": options}
     for number, group in enumerate(value["param_groups"]):
         for parameter in group["params"]:
             yield f"{name}/{parameter}", [number, value["state"].get(parameter)]

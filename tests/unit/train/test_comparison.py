@@ -29,17 +29,22 @@ def test_workers_that_hold_the_same_are_equal():
     assert (found.apart, found.parts) == ((), ())
 
 
-def of_a_stage(name, lr):
+def of_a_stage(name, lr, steps):
     layer = nn.ModuleDict({name: nn.Linear(2, 2)})
-    state = capture({"": layer}, {"optimizer": torch.optim.SGD(layer.parameters(), lr=lr)})
+    optimizer = torch.optim.SGD(layer.parameters(), lr=lr)
+    optimizer.state["steps"] = steps  # of no parameter
+    state = capture({"": layer}, {"optimizer": optimizer})
     return state_digests.entries(state, state_digests.manifests(state))
 
 
-@pytest.mark.parametrize(("lr", "says"), [(0.1, None), (0.2, "@optimizer")])
-def test_stages_have_other_parameters_in_an_optimizer_and_the_same_options(lr, says):
+@pytest.mark.parametrize(
+    ("lr", "steps", "says"),
+    [(0.1, 7, None), (0.2, 7, "@optimizer"), (0.1, 8, "@optimizer")],
+)
+def test_stages_have_other_parameters_in_an_optimizer_and_the_same_options(lr, steps, says):
     found = Comparisons()
-    found.hold_entries(CheckpointId(3), 0, of_a_stage("a", 0.1), 2)
-    found.hold_entries(CheckpointId(3), 0, of_a_stage("b", lr), 2)
+    found.hold_entries(CheckpointId(3), 0, of_a_stage("a", 0.1, 7), 2)
+    found.hold_entries(CheckpointId(3), 0, of_a_stage("b", lr, steps), 2)
     parted = found.parted(CheckpointId(3))
     assert (parted is None) if says is None else (says in str(parted))
 
