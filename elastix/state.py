@@ -18,6 +18,7 @@ import json
 import math
 import random
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
 from html import escape
@@ -210,7 +211,8 @@ class State:
             )
         own: dict[str, Any] = self.model
         for name in model.state_dict().keys() - own.keys():
-            if f"@{name}" in self.meta:  # what its get_extra_state gave
+            # What its get_extra_state gave; tensors of it may have been left out, by an export.
+            with suppress(KeyError):
                 own[name] = unflatten(self.meta[f"@{name}"], self.tensors)
         try:
             model.load_state_dict(own)

@@ -411,6 +411,12 @@ def test_a_model_is_loaded_with_what_it_has_besides_tensors(tmp_path):
     assert torch.equal(loaded.more["scale"], more["scale"])
 
 
+def test_a_model_without_what_it_had_besides_tensors_is_refused():
+    state = capture({"": HasMore({"scale": torch.tensor([0.5])})}, {})
+    with pytest.raises(StateError, match=r"(?s)Missing key.*_extra_state"):
+        State(state.model, state.meta).load_into(HasMore(None))
+
+
 class Holds:
     def __init__(self, value) -> None:
         self.value = value
