@@ -186,11 +186,6 @@ class Progress:
     # ------------------------------------------------------------------ what it comes to
 
     @property
-    def elapsed_s(self) -> float:
-        """Since this `fit` began."""
-        return self.last_t - self.started_t
-
-    @property
     def rate(self) -> float | None:
         """Samples per second over the last minute; None before two commits."""
         if len(self._recent) < 2:

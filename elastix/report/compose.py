@@ -23,7 +23,7 @@ def training_page(
     """The page of a training run at `now`, seconds since the Unix epoch."""
     progress = training.progress
     silent = now - progress.last_t > _SILENT_S
-    words = [f"store {store}", f"began {_date(training.began)}", *training_part.about(training)]
+    words = [f"store {store}", f"began {date(training.began)}", *training_part.about(training)]
     return Page(
         name=name,
         kind="training run",
@@ -33,7 +33,7 @@ def training_page(
         sections=[*training_part.sections(training), *_store(stats)],
         failure=training_part.failure(progress),
         command=_command(name, store),
-        made=_date(now),
+        made=date(now),
     )
 
 
@@ -43,7 +43,7 @@ def campaign_page(campaign: CampaignRecord, store: Path, stats: Stats | None, no
     heard = max([*ends, campaign.last, campaign.began])
     going = "silent" if now - heard > _SILENT_S else "running"
     until = heard if campaign.outcome or going == "silent" else now
-    words = [f"store {store}", f"began {_date(campaign.began)}"]
+    words = [f"store {store}", f"began {date(campaign.began)}"]
     return Page(
         name=campaign.name,
         kind="campaign",
@@ -53,7 +53,7 @@ def campaign_page(campaign: CampaignRecord, store: Path, stats: Stats | None, no
         sections=[*campaign_part.sections(campaign), *_store(stats)],
         failure=campaign_part.failure(campaign),
         command=_command(campaign.name, store),
-        made=_date(now),
+        made=date(now),
     )
 
 
@@ -61,7 +61,8 @@ def _command(name: str, store: Path) -> str:
     return shlex.join(["elastix", "report", name, "--store", str(store)])
 
 
-def _date(t: float) -> str:
+def date(t: float) -> str:
+    """A time as a page has it; `t` is in seconds since 1970."""
     return f"{datetime.fromtimestamp(t, UTC):%Y-%m-%d %H:%M:%S} UTC"
 
 

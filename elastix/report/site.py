@@ -8,7 +8,6 @@ import shlex
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from datetime import UTC, datetime
 from pathlib import Path
 from urllib.parse import quote
 
@@ -18,6 +17,7 @@ from elastix.config import RunConfig
 from elastix.observe import catalogue
 from elastix.observe.progress import duration, number, shown
 from elastix.report import report_page
+from elastix.report.compose import date
 from elastix.report.page import Cell, Page, Section, Table
 from elastix.search.trial_database import FILE
 from elastix.store import Diff, Entry, Store
@@ -94,7 +94,7 @@ class Site:
             diffs = [(p, store.diff(p, entry.ref)) for p in entry.parents if p in here]
         facts = [
             *(("tags", " ".join(entry.tags) or "-"), ("size", decimal(entry.nbytes))),
-            ("stored", _date(entry.time_s)),
+            ("stored", date(entry.time_s)),
             ("score", "-" if entry.score is None else number(entry.score)),
             *((key, str(value)[:400]) for key, value in entry.meta.items() if key[:1] != "@"),
         ]
@@ -121,7 +121,7 @@ class Site:
             tiles=[],
             sections=sections,
             command=shlex.join(["elastix", "serve", "--store", str(self._store)]),
-            made=_date(time.time()),
+            made=date(time.time()),
             links=LINKS,
         )
 
@@ -140,7 +140,7 @@ def _run(summary: catalogue.Summary) -> list[Cell]:
         Cell(shown(best_trial), *best_trial.values()) if best_trial else at_best,
         Cell("" if best_trial else shown(summary.metrics)),
         Cell(str(summary.losses), summary.losses),
-        Cell(_date(summary.began_t) if summary.began_t else "", summary.began_t),
+        Cell(date(summary.began_t) if summary.began_t else "", summary.began_t),
         Cell(duration(took), took),
         Cell(" ".join(filter(None, (summary.note, *(f"#{tag}" for tag in summary.tags))))),
     ]
@@ -156,7 +156,7 @@ def _model(entry: Entry) -> list[Cell]:
         _link(entry.ref),
         parent,
         Cell("", "") if entry.score is None else Cell(number(entry.score), entry.score),
-        Cell(_date(entry.time_s), entry.time_s),
+        Cell(date(entry.time_s), entry.time_s),
         Cell(str(entry.tensors), entry.tensors),
         Cell(decimal(entry.nbytes), entry.nbytes),
         Cell(" ".join(entry.tags)),
@@ -181,7 +181,3 @@ def _changes(diff: Diff) -> Iterator[list[Cell]]:
     for key, (old, new) in diff.meta.items():
         if not key.startswith("@"):
             yield [Cell("metadata"), Cell(key), Cell(f"{old} -> {new}"[:400])]
-
-
-def _date(t: float) -> str:
-    return f"{datetime.fromtimestamp(t, UTC):%Y-%m-%d %H:%M:%S} UTC"

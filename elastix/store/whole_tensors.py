@@ -3,7 +3,7 @@
 Not here: what a part's name looks like, and which parts are one tensor (sharding).
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from elastix.errors import Corrupt, StateError
@@ -29,17 +29,16 @@ class Whole:
         return None not in self.stored.values()
 
 
-def wholes(manifest: Manifest, names: Collection[str] | None = None) -> dict[str, Whole]:
-    """The tensors of a model by name, or those of them that are wanted.
+def wholes(manifest: Manifest) -> dict[str, Whole]:
+    """The tensors of a model by name.
 
     Raises:
         Corrupt: the parts of one contradict each other; names model and tensor.
     """
-    found = {}
-    for name, stored in tensors_of(manifest.tensors).items():
-        if names is None or name in names:
-            found[name] = checked(manifest.ref, name, stored, manifest.tensors)
-    return found
+    return {
+        name: checked(manifest.ref, name, stored, manifest.tensors)
+        for name, stored in tensors_of(manifest.tensors).items()
+    }
 
 
 def checked(

@@ -133,11 +133,3 @@ class LocalCrewController(CrewShell, LocalController):
             for process in list(self._lines):
                 if self._crews.hears(process, to, message) is not None:
                     self._send(process, message)
-
-
-def freed_after(lost: list[tuple[int, int, float]], freed: list[tuple[int, int, float]]) -> float:
-    """The longest that a mate took to come out of a lost worker."""
-    first: dict[int, float] = {}
-    for worker, _, at in lost:
-        first.setdefault(worker, at)
-    return max((at - first[worker] for worker, _, at in freed if worker in first), default=0.0)

@@ -312,9 +312,9 @@ class Conductor:
                 self._do(Relay(worker, message))
         return self._done()
 
-    def died(self, worker: int, now: float, cause: str = "died") -> list[Action]:
+    def died(self, worker: int, now: float) -> list[Action]:
         """A worker's process is gone."""
-        self._lose(worker, cause, now)
+        self._lose(worker, "died", now)
         return self._done()
 
     def ended(self, worker: int, outcome: Outcome, now: float) -> list[Action]:

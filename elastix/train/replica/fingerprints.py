@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from blake3 import blake3
 
+from elastix.comm.gradients.slice_digests import number
 from elastix.state import raw_bytes
 from elastix.train.replica.sentinel import Rotation
 from elastix.train.replica.tracked_objects import TrackedObjects
@@ -64,8 +65,8 @@ class Fingerprints:
         for piece in self._rotation.pieces(self._sizes):
             part, tensor = tensors[piece.place]
             hashes[part].update(raw_bytes(tensor, piece.start, piece.stop).numpy().data)
-        self.parts = {part: _number(found) for part, found in hashes.items()}
-        return _number(blake3(repr(sorted(self.parts.items())).encode()))
+        self.parts = {part: number(found) for part, found in hashes.items()}
+        return number(blake3(repr(sorted(self.parts.items())).encode()))
 
     def over(self, step_us: int | None) -> None:
         """The step in hand is over.
@@ -108,7 +109,3 @@ def _slots(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
         for key in sorted(slot)
         if isinstance(slot[key], torch.Tensor)
     ]
-
-
-def _number(digest: blake3) -> int:
-    return int.from_bytes(digest.digest(8)) >> 2
