@@ -236,7 +236,8 @@ def flag(of, name, value=None):
         (lambda: sys.stdout, lambda: setattr(sys, "stdout", io.StringIO())),
         (
             partial(multiprocessing.get_start_method, allow_none=True),
-            lambda: multiprocessing.set_start_method("spawn"),
+            # By force: another test of this process may have set one.
+            lambda: multiprocessing.set_start_method("spawn", force=True),
         ),
         (
             torch.distributed.is_initialized,
