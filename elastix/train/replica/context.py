@@ -237,7 +237,7 @@ class Context:
             ConfigError: no module, an optimizer of other parameters, an object without a
                 state_dict, or parameters that differ between workers (names the first).
         """
-        self._member.prepare(objects)
+        self._member.prepare([_without_compiler(one) for one in objects])
         return objects if len(objects) > 1 else objects[0]
 
     def inherit(
@@ -263,7 +263,7 @@ class Context:
         """
         if rehearsal is not None:
             _check_rehearsal("inherit", rehearsal)
-        return self._member.inherit(model, rehearsal)
+        return self._member.inherit(_without_compiler(model), rehearsal)
 
     def track(self, **objects: Stateful) -> None:
         """Make further objects part of the State under these names: an EMA, a scheduler, a count.
@@ -566,6 +566,13 @@ class Context:
                 f"ctx.{call} was called before ctx.prepare. Nothing was done. Prepare the model "
                 "first: that is where this worker joins the group."
             )
+
+
+def _without_compiler(one: Any) -> Any:  # noqa: ANN401 - what prepare takes
+    """The module inside of what torch.compile makes of it, which puts a prefix before all names."""
+    if isinstance(one, torch.nn.Module) and type(one).__name__ == "OptimizedModule":
+        return getattr(one, "_orig_mod", one)
+    return one
 
 
 def _check_rehearsal(call: str, value: object) -> None:
