@@ -107,8 +107,11 @@ class _Subscriber:
         """From now on it is told; the next operation has that number."""
         self.fed = True
         self._told = self._given = operation
+        ready = select.poll()  # of a connection that is open: whoever sends may hang up at once
+        ready.register(self._connection, select.POLLIN)
         threading.Thread(target=self._send, name=f"feed-{self.worker}", daemon=True).start()
-        threading.Thread(target=self._hear, name=f"heed-{self.worker}", daemon=True).start()
+        name = f"heed-{self.worker}"
+        threading.Thread(target=self._hear, args=(ready,), name=name, daemon=True).start()
 
     def tell(self, message: _Message) -> None:
         """How an operation ended."""
@@ -153,10 +156,8 @@ class _Subscriber:
             hang_up(self._connection)
             self._on_news()
 
-    def _hear(self) -> None:
+    def _hear(self, ready: select.poll) -> None:
         """What it says: each byte is a message. One that says nothing for too long is dropped."""
-        ready = select.poll()
-        ready.register(self._connection, select.POLLIN)
         try:
             while not self._closed:
                 if not ready.poll(1000 * PATIENCE_S):

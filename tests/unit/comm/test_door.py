@@ -10,13 +10,14 @@ import threading
 import time
 from contextlib import closing, contextmanager
 from datetime import timedelta
+from types import SimpleNamespace
 
 import pytest
 import torch
 import torch.distributed as dist
 
-from elastix.comm.network import door
-from elastix.comm.network.catch_up_stream import CatchUpReceiver, CatchUpSender
+from elastix.comm.network import catch_up_stream, door
+from elastix.comm.network.catch_up_stream import CatchUpReceiver, CatchUpSender, _Subscriber
 from elastix.comm.network.catch_up_wire import head_of, read_watched
 from elastix.comm.network.door import (
     CATCH_UP,
@@ -490,3 +491,18 @@ def test_whoever_waits_at_a_meeting_can_leave_it():
             other.wait(["0"])
         meeting.close()
         assert ended.wait(30)
+
+
+def test_who_hangs_up_on_a_joiner_may_be_through_before_another_thread_begins(monkeypatch):
+    def now(target, args=(), **_):
+        return SimpleNamespace(start=lambda: target(*args))
+
+    stand_in = SimpleNamespace(Thread=now, Condition=threading.Condition)
+    monkeypatch.setattr(catch_up_stream, "threading", stand_in)
+    ours, theirs = socket.socketpair()
+    with theirs:
+        subscriber = _Subscriber(ours, 3, lambda: None)
+        subscriber.close()
+        subscriber.start(0)
+        assert ours.fileno() == -1
+        assert not theirs.recv(1)
