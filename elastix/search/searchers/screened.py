@@ -57,8 +57,8 @@ class ScreenedEvolution(TournamentSizes):
             least 2 and at most 32; 32 if the budget does not limit trials.
         sample: how many members are drawn for each mutation; the best becomes the parent. By
             default half of the population, at most 8.
-        initial: number of random configurations at the start. By default 10, or as many as the
-            population has if that is fewer.
+        initial: configurations are random until so many have a score. By default 10, or as many as
+            the population has if that is fewer.
         candidates: how many candidates the forest chooses from; half of them are mutations.
         kappa: how many standard deviations are subtracted from the mean. More explores more.
     """
