@@ -325,10 +325,12 @@ def test_the_best_is_another_one_when_a_state_is_taken_back(run, monkeypatch):
         run.heard(Order)
         run.deliver(0, mark)
         assert run.heard(CheckpointEnded)[1].ref is not None
+        assert run.checkpoints.settle(20)  # tags come after the verdict
     with Store(run.store) as store:
         assert store.tags()["run/best"] == store.tags()["run/last"]
     run.offer(1, (0, 1), MARK, digests={"model": "b"})
     assert run.heard(CheckpointEnded)[1].error is not None
+    assert run.checkpoints.settle(20)
     with Store(run.store) as store:
         kept = store.tags()["run/step-0000000010"]
         assert store.tags() == {"run/step-0000000010": kept, "run/last": kept, "run/best": kept}
