@@ -8,9 +8,9 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from elastix.comm.protocol.membership import Membership, Roster
 
 
-def founded(*members: int) -> Roster:
+def founded(*members: int, size: int | None = None, min_workers: int = 1) -> Roster:
     """A group of `members`, all of which have the State; generation 1."""
-    roster = Roster(founders=len(members))
+    roster = Roster(len(members), size, min_workers)
     for worker in members:
         roster.ready(worker)
     for worker in members:
@@ -375,11 +375,7 @@ def test_a_joiner_that_lost_its_donors_begins_anew():
 
 
 def test_nobody_has_to_catch_up_with_a_group_that_stands_still():
-    roster = Roster(founders=2, size=3, min_workers=2)
-    for worker in (0, 1):
-        roster.ready(worker)
-    for worker in (0, 1):
-        roster.entered(worker, 1)
+    roster = founded(0, 1, size=3, min_workers=2)
     roster.ready(2)
     assert brief(roster.lost(0)) == (2, (1,), True, "loss")
     assert list(roster.watching) == []
@@ -388,11 +384,7 @@ def test_nobody_has_to_catch_up_with_a_group_that_stands_still():
 
 def test_nobody_has_to_catch_up_with_a_group_that_stands_still_since_one_has_left():
     """It comes to no boundary, so that the joiner would wait for it, and it for the joiner."""
-    roster = Roster(founders=2, size=2, min_workers=2)
-    for worker in (0, 1):
-        roster.ready(worker)
-    for worker in (0, 1):
-        roster.entered(worker, 1)
+    roster = founded(0, 1, size=2, min_workers=2)
     assert brief(roster.leave(1)) == (2, (0,), False, "leave")
     roster.ready(2)  # some are still in the group in which there were enough
     assert list(roster.watching) == [2]

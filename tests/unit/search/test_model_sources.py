@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from elastix.config import InheritMode
 from elastix.search import model_sources
 from elastix.search.executors.store_access import HostDirectory, _place
 from elastix.search.model_sources import (
@@ -39,6 +40,17 @@ class Served:
     def open(self) -> Store:
         server = self.servers.setdefault(self.path, _Server(self.path, None, None))
         return Store(self.path, ledger=cast(Ledger, _Client(server.call)))
+
+
+def terms_in(store: Path, mode: InheritMode = "lcs") -> InheritTerms:
+    """Of a campaign in whose store a trial inherits from its parent."""
+    return InheritTerms(
+        store=model_sources.StoreDirectory(str(store)),
+        campaign="c",
+        objectives=Objectives.of("score"),
+        mode=mode,
+        provider="parent",
+    )
 
 
 def test_a_worker_writes_all_its_trials_models_to_one_pack(tmp_path: Path) -> None:
@@ -79,13 +91,7 @@ def test_a_run_that_descends_from_a_trial_reads_its_model_on_any_host(
 
 
 def test_a_model_that_has_more_than_tensors_is_left_with_all_of_it(tmp_path: Path) -> None:
-    terms = InheritTerms(
-        store=model_sources.StoreDirectory(str(tmp_path)),
-        campaign="c",
-        objectives=Objectives.of("score"),
-        mode="none",
-        provider="parent",
-    )
+    terms = terms_in(tmp_path, mode="none")
     model = HasMore({"seen": 7, "scale": torch.ones(2)})
     left = TrainedModel(model, capture({"": model}, {}), {"score": 0.5}, 1.0, "final")
     ref = TrialModelSource(terms, 0, {}).leave(left)
@@ -98,13 +104,7 @@ def test_a_model_that_has_more_than_tensors_inherits_them(tmp_path: Path) -> Non
     parent, child = HasMore({"seen": 7}), HasMore({"seen": 0})
     with Store(tmp_path) as store:
         ref = store.put(capture({"": parent}, {}), signature=signature(parent))
-    terms = InheritTerms(
-        store=model_sources.StoreDirectory(str(tmp_path)),
-        campaign="c",
-        objectives=Objectives.of("score"),
-        mode="lcs",
-        provider="parent",
-    )
+    terms = terms_in(tmp_path)
     found = TrialModelSource(terms, 1, {}, parent=ref).inherit(child)
     model_sources.let_go(terms.store)
     assert found is not None
@@ -120,13 +120,7 @@ def test_what_is_inherited_is_frozen_where_the_space_says_true(
     with Store(tmp_path) as store:
         parent, child = torch.nn.Linear(3, 2), torch.nn.Linear(3, 2)
         ref = store.put(State(dict(parent.state_dict())), signature=signature(parent))
-    terms = InheritTerms(
-        store=model_sources.StoreDirectory(str(tmp_path)),
-        campaign="c",
-        objectives=Objectives.of("score"),
-        mode="lcs",
-        provider="parent",
-    )
+    terms = terms_in(tmp_path)
     found = TrialModelSource(terms, 1, {"freeze": given}, parent=ref).inherit(child)
     model_sources.let_go(terms.store)
     assert found is not None
@@ -151,13 +145,7 @@ def test_what_one_trial_has_inherited_or_frozen_is_no_beginning_of_the_next(
         if not alike:
             state["weight"] += 1
         ref = store.put(State(state), signature=signature(outside))
-    terms = InheritTerms(
-        store=model_sources.StoreDirectory(str(tmp_path / "store")),
-        campaign="c",
-        objectives=Objectives.of("score"),
-        mode="lcs",
-        provider="parent",
-    )
+    terms = terms_in(tmp_path / "store")
 
     def train(ctx: Any) -> None:
         own = torch.nn.Linear(3, 2) if array else outside
