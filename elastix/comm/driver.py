@@ -186,6 +186,11 @@ class GroupDriver:
         return self._protocol.hand.has_state
 
     @property
+    def holder(self) -> bool:
+        """Whether it has the State of the group, and is in it. Any thread may ask."""
+        return self._protocol.holder
+
+    @property
     def call(self) -> tuple[int, int]:
         """Number and kind of the operation in hand; of kind 0 between operations."""
         return self._protocol.call

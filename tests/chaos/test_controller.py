@@ -312,14 +312,15 @@ def test_controller_and_all_workers_killed_at_once(cluster, tmp_path):
     nobody_left(tmp_path)
 
 
-def followed(marks, ctx):
+def followed(marks, stops, ctx):
     """Evaluates before its loop. Worker 3 follows the others there, and waits until they are dead.
 
-    They take steps until then, so that it can.
+    It does so at a boundary, or where it enters the group. They take steps until then, so that it
+    can.
     """
 
     def look(phase, detail):
-        if phase == "boundary" and ctx.worker == 3 and ctx.rank < 0:
+        if phase == stops and ctx.worker == 3 and (ctx.rank < 0 or phase == "enter"):
             (marks / "follows").touch()
             until((marks / "dead").exists)
         elif phase == "batch" and not (marks / "dead").exists():
@@ -338,11 +339,17 @@ def followed(marks, ctx):
 
 @pytest.mark.timeout(400)
 @pytest.mark.slow
-def test_controller_and_all_workers_killed_while_another_one_catches_up(cluster, tmp_path):
-    """It is in its loop, and those that found the group anew come from the beginning."""
+@pytest.mark.parametrize(("stops", "resumed"), [("boundary", 1), ("enter", 0)])
+def test_controller_and_all_workers_killed_while_another_one_catches_up(
+    cluster, tmp_path, stops, resumed
+):
+    """It is in its loop, and those that found the group anew come from the beginning.
+
+    When it enters the group it has what that has, at the same boundary, so it goes on alone.
+    """
     marks = tmp_path / "marks"
     marks.mkdir()
-    train = functools.partial(followed, marks)
+    train = functools.partial(followed, marks, stops)
     config = {**CONFIG, "epochs": 30}
     thread, box = in_background(trainer(tmp_path, train, workers=(2, 3), config=config).fit)
     until(lambda: steps_taken(tmp_path) >= 6)
@@ -357,7 +364,9 @@ def test_controller_and_all_workers_killed_while_another_one_catches_up(cluster,
     thread.join(200)
     assert "error" not in box, repr(box.get("error"))
     assert_exactly_once(list(box["result"].events), config["epochs"])
-    assert len(events_of(tmp_path, Resumed)) == 1
+    assert len(events_of(tmp_path, Resumed)) == resumed
+    steps = [event.step for event in events_of(tmp_path, StepCommitted)]
+    assert resumed or len(steps) == len(set(steps))
     nobody_left(tmp_path)
 
 

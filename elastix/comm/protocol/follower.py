@@ -113,6 +113,11 @@ class Follower(InGroup):
         return self.group is not None and opened and not self._outdated
 
     @property
+    def holder(self) -> bool:
+        """Whether this place has the State. Any thread may ask."""
+        return self.hand.has_state
+
+    @property
     def planned(self) -> tuple[int, ...]:
         """The members over which the next batch is split."""
         return self._inbox.members[self.plan]

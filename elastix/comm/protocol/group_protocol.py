@@ -138,6 +138,13 @@ class GroupProtocol(InGroup):
         return self.group is not None and not self.superseded and not self.hand.void
 
     @property
+    def holder(self) -> bool:
+        """Whether it has the State of the group, and is in it. Any thread may ask."""
+        urgent = self._inbox.urgent
+        out = urgent.generation > self.generation and self._me not in urgent.members
+        return self.hand.has_state and not (self.joiner.following or self.joiner.at_door or out)
+
+    @property
     def planned(self) -> tuple[int, ...]:
         """The members over which the next batch is split."""
         return self.joiner.plan if self.joiner.following else self._inbox.members[self.plan]
@@ -216,6 +223,7 @@ class GroupProtocol(InGroup):
         if self.joiner.following:
             imitated = yield from self.joiner.imitate(operation, hand.number)
             if imitated is not None:
+                self._result = imitated.result
                 self.hand = InHand(hand.number + 1)
                 return imitated
             yield from self.succeed()
@@ -349,18 +357,33 @@ class GroupProtocol(InGroup):
         yield Succeed(self.joiner.equal)
         self.joiner.come_in()
 
+    def _announced(self, generation: int) -> Course[Membership | None]:
+        """That generation, as soon as the controller has told of it.
+
+        None if it was killed before it could, and another one leads the run in a newer generation.
+        """
+        inbox = self._inbox
+        yield Await(lambda: generation in inbox.members or inbox.urgent.generation > generation)
+        members = inbox.members.get(generation)
+        return None if members is None else Membership(generation, members, urgent=False)
+
     def _enter_from_outside(self, generation: int) -> Course[None]:
         if self.joiner.shadow:
             yield from self._enter_as_shadow(generation)
             return
+        self.joiner.at_door = True
         joined = self.joiner.come_in()
-        yield Await(lambda: generation in self._inbox.members)
-        if joined is None:
+        membership = yield from self._announced(generation)
+        if joined is None or membership is None:
             self.hand = InHand()  # it goes without saying only if it was compared
-        members = self._inbox.members[generation]
+        self.joiner.at_door = False
         try:
-            yield from self._enter(Membership(generation, members, urgent=False), joined)
+            if membership is None:
+                raise Superseded
+            yield from self._enter(membership, joined)
         except Superseded:
+            if self.hand.has_state and self._me in self._inbox.urgent.members:
+                return  # another controller has found it here, at the boundary of all the others
             self.hand = InHand()  # whoever has not confirmed is not in what came after
             yield from self.come_in()
 
@@ -370,13 +393,15 @@ class GroupProtocol(InGroup):
         If its State has not been compared yet it is given that of the group, and keeps its own
         until then: it is at the same boundary.
         """
-        plan, kept, inbox = self.plan, self.hand, self._inbox
-        yield Await(lambda: generation in inbox.members)
+        plan, kept = self.plan, self.hand
+        membership = yield from self._announced(generation)
         self.joiner.pass_entry()
+        if membership is None:
+            return
         if not self.joiner.keeps_state:
             self.hand = InHand()
         try:
-            yield from self._enter(Membership(generation, inbox.members[generation], urgent=False))
+            yield from self._enter(membership)
         except Superseded:
             if not self.hand.has_state:
                 self.hand = kept
@@ -520,16 +545,15 @@ class GroupProtocol(InGroup):
 
         Raises:
             Released: this member is one of them, and was to leave.
-            TrainError: it was not.
+            Fenced: it was taken out instead.
         """
         if group.members.index(self._me) not in decision.gone:
             return
         if self._me not in self._inbox.members.get(decision.plan, ()):
             raise Released(decision.plan)
-        raise TrainError(
-            f"worker {self._me} is in operation {self.hand.number} while others are in "
-            f"{decision.operation}, and a member is never two behind. Nothing can be recovered; "
-            "this is a bug in elastix."
+        raise Fenced(
+            f"worker {self._me} is in operation {self.hand.number} while others have gone on to "
+            f"{decision.operation} without it"
         )
 
     def _to_prepare(self) -> Operation | None:

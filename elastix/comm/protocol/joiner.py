@@ -81,6 +81,7 @@ class Joiner:
 
     Attributes:
         equal: the State was not found to differ from the donor's when it was compared last.
+        at_door: it follows no longer, and has not been told yet what group it enters.
     """
 
     def __init__(self, me: int, inbox: Inbox, called: Callable[[], bool]) -> None:
@@ -90,6 +91,7 @@ class Joiner:
         self._catchup: _Catchup | None = None
         self._failures = 0
         self.equal = True
+        self.at_door = False
 
     @property
     def shadow(self) -> bool:

@@ -67,8 +67,9 @@ class Decision:
         founding: nobody has the State for sure; the donor gives its own.
         donor: the rank that gives its State to `newcomers`; None if there are none.
         newcomers: the ranks without the State, but the donor.
-        gone: the ranks that the others have done an operation without, as all had agreed: they were
-            to leave, and have not heard that they could.
+        gone: the ranks that the others have done an operation without: they were to leave, as all
+            had agreed, and have not heard that they could; or they were taken out, and the
+            controller was killed before they heard of it.
     """
 
     operation: int
@@ -106,8 +107,10 @@ def decide(positions: Sequence[Position], members: Sequence[int] = ()) -> Decisi
         return Decision(0, None, 0, 0, founding=True, donor=0, newcomers=tuple(newcomers[1:]))
     front = max(positions[rank].operation for rank in holders)
     ahead = [rank for rank in holders if positions[rank].operation == front]
-    behind = [rank for rank in holders if positions[rank].operation == front - 1]
-    gone = [rank for rank in holders if positions[rank].operation < front - 1]
+    # Whoever had a part in an operation that was left holds all of it.
+    late = [rank for rank in holders if positions[rank].operation < front]
+    behind = [r for r in late if positions[r].operation == front - 1 and positions[r].complete]
+    gone = [rank for rank in late if rank not in behind]
     for group in (ahead, behind):
         kinds = {names[rank]: positions[rank].kind for rank in group if positions[rank].kind}
         fault = calls.apart(positions[group[0]].operation, kinds) if group else None

@@ -209,14 +209,17 @@ class Conductor:
             now: the time.
         """
         self.state = state
-        holders = [one.worker for one in found if one.holder]
+        # The old one may not have come to end them, and the others have gone on without them.
+        present = [one for one in found if one.worker not in state.out]
+        holders = [one.worker for one in present if one.holder]
         # Joiners in the making have lost whom they waited for, and spares know nothing that
         # cannot be learnt again: where the State lives on, others are started in their place.
-        present = [one for one in found if one.holder or not holders]
-        if not holders and state.step and not any(one.shadow for one in found):
+        if holders:
+            present = [one for one in present if one.holder]
+        elif state.step and not any(one.shadow for one in present):
             # Whoever followed is in its loop, and those who found the group anew come from the
             # beginning.
-            present = [one for one in found if not one.ready]
+            present = [one for one in present if not one.ready]
         for worker in {one.worker for one in found} - {one.worker for one in present}:
             self._do(EndWorker(worker))
         for one in present:
@@ -238,7 +241,7 @@ class Conductor:
         if not holders:
             self._write(stored)
         self._push(self._roster.take_over(newest, holders, waiting))
-        for worker in (one.worker for one in found if one.noticed):
+        for worker in (one.worker for one in present if one.noticed):
             if worker in self._roster.members:
                 self._ask_to_leave(worker, self._workers[worker], "notice")
         return self._done()
@@ -551,16 +554,17 @@ class Conductor:
         self._do(Vacate(worker, Vacated.DRAINING if draining else Vacated.FREE))
 
     def _lose(self, worker: int, cause: str, now: float) -> None:
-        """A worker is dead or taken for dead: tell the survivors first, then mop up."""
+        """A worker is dead or taken for dead: write it down, tell the survivors, then mop up."""
         if worker not in self._workers:
             return
         begun = bool(self._workers[worker].pid)
         self._take_out(worker)
         newest = self._roster.newest
         rank = newest.rank(worker) if worker in self._roster.members else -1
-        self._push(self._roster.lost(worker))
         gone = WorkerLost(worker=worker, rank=rank, generation=newest.generation, cause=cause)
+        # First of all: if this process dies next, another one must not take it for a member.
         self._write(gone if begun else WorkerNotStarted(worker=worker, cause=cause))
+        self._push(self._roster.lost(worker))
         self._do(KillWorker(worker))
         self._do(Forget(worker))
         if worker == self.founder and not self._roster.founded:

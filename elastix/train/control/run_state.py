@@ -30,6 +30,7 @@ class RunState:
             step.
         gone: workers that were lost or left, or could not be started, since the last committed
             step, and why.
+        out: all workers that were lost or left, or could not be started, up to now.
         generation: the newest that was formed.
         started: workers that were up to `prepare`.
         members: of the newest generation, but for those that were lost or left since.
@@ -44,6 +45,7 @@ class RunState:
     losses: int = 0
     losses_in_a_row: int = 0
     gone: dict[int, str] = field(default_factory=dict)
+    out: set[int] = field(default_factory=set)
     generation: int = 0
     started: set[int] = field(default_factory=set)
     members: set[int] = field(default_factory=set)
@@ -78,20 +80,24 @@ class RunState:
             case WorkerLost():
                 self.losses += 1
                 self.losses_in_a_row += 1
-                self.members.discard(event.worker)
-                self.gone[event.worker] = event.cause
+                self._take_out(event)
             case WorkerNotStarted():
                 self.losses_in_a_row += 1
-                self.gone[event.worker] = event.cause
+                self._take_out(event)
             case WorkerLeft():
-                self.members.discard(event.worker)
-                self.gone[event.worker] = event.cause
+                self._take_out(event)
+
+    def _take_out(self, event: WorkerLost | WorkerNotStarted | WorkerLeft) -> None:
+        self.members.discard(event.worker)
+        self.gone[event.worker] = event.cause
+        self.out.add(event.worker)
 
     def copy(self) -> "RunState":
         """One that goes its own way."""
         return replace(
             self,
             gone=dict(self.gone),
+            out=set(self.out),
             started=set(self.started),
             members=set(self.members),
             computes_with=dict(self.computes_with),

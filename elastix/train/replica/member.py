@@ -240,7 +240,7 @@ class Member:
     @property
     def holder(self) -> bool:
         """Whether this worker is in the group with the State. Any thread may ask."""
-        return self._driver.has_state and not self._driver.watching
+        return self._driver.holder
 
     @property
     def shadow(self) -> bool:

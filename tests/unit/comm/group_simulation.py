@@ -916,7 +916,7 @@ class Simulation:
         running, informing, hearing, noticing = self.scenario.weights
         choose = self.choose
         every, risky = self.scenario.kill_every, self.scenario.founding_kills
-        resume, roster = self.resume, self.roster
+        resume = self.resume
         for _ in range(self.moments):
             first = len(runnable) * running
             second = first + len(uninformed) * informing
@@ -936,9 +936,9 @@ class Simulation:
                     self.hear(senders[(pick - second) // hearing])
                 else:
                     self.notice(gone[(pick - third) // noticing])
-                if roster.over or self.lost:
+                if self.roster.over or self.lost:
                     break
-                risky = risky or len(roster.holders) >= self.scenario.workers
+                risky = risky or len(self.roster.holders) >= self.scenario.workers
         else:
             raise Violation("the run goes round in circles")
         self.check()

@@ -407,8 +407,8 @@ def test_who_was_to_leave_and_is_two_behind_is_released():
     assert released.value.generation == 2
 
 
-def test_who_was_not_to_leave_is_never_two_behind():
-    with pytest.raises(TrainError, match="worker 0 is in operation 5 while others are in 7"):
+def test_who_was_taken_out_and_has_not_heard_of_it_ends():
+    with pytest.raises(Fenced, match="worker 0 is in operation 5 while others have gone on to 7"):
         two_behind(leaves=False)
 
 
@@ -694,6 +694,7 @@ def test_a_joiner_follows_its_donor_into_the_group():
     play = follow(protocol, stream, Entering(2))
     assert stream.closed
     assert not play.wanted.until()
+    assert not protocol.holder
     inbox.publish(Membership(2, (0, 1, 2), urgent=False))
     assert play.wanted.until()
     play(Await)
@@ -703,6 +704,60 @@ def test_a_joiner_follows_its_donor_into_the_group():
     assert play(TellEntered) == (2, Joined(0.5, 80, 1))
     assert play.over
     assert not protocol.joiner.following
+    assert protocol.holder
+
+
+def test_a_joiner_whose_controller_is_killed_before_it_tells_of_its_entry_waits_for_another():
+    protocol, inbox, stream = follower()
+    level(protocol, stream)
+    play = follow(protocol, stream, Entering(2))
+    assert not play.wanted.until()
+    assert not protocol.holder
+    inbox.publish(Membership(3, (0, 1)))
+    assert play.wanted.until()
+    play(Await)
+    assert not protocol.hand.has_state
+    play(Await)
+    assert not play.wanted.until()
+    assert protocol.generation == 3
+
+
+def test_a_joiner_that_another_controller_finds_at_the_door_goes_on_with_what_it_has():
+    protocol, inbox, stream = follower()
+    level(protocol, stream)
+    inbox.publish(Membership(2, (0, 1, 2), urgent=False))
+    play = follow(protocol, stream, Entering(2))
+    play(Await)
+    assert protocol.holder
+    inbox.publish(Membership(3, (1, 2)))
+    play(Build, Superseded())
+    # One of the others may not have heard how the operation before ended.
+    there = [at(5, complete=1, kind=1), at(6, plan=2)]
+    _, told = enters(play, 3, 1, 2, positions=there, first=False)
+    assert told == at(6, plan=2)
+    assert play(PassOn).held == "result 5"
+    play(TellEntered)
+    play(TellRecovered)
+    assert play.over
+    assert protocol.hand.number == 6
+
+
+def test_a_shadow_whose_controller_is_killed_before_it_tells_of_its_entry_goes_on_alone():
+    protocol, inbox, stream = follower()
+    inbox.shadow = True
+    play = follow(protocol, stream, Entering(2))
+    assert not play.wanted.until()
+    stream.failed = True
+    inbox.publish(Membership(3, (2,)))
+    assert play.wanted.until()
+    play(Await)
+    assert protocol.hand.number == 5
+    assert play.wanted.until()
+    play(Await)
+    assert play.wanted.until()
+    play(Await)
+    assert play(Succeed).equal
+    assert protocol.hand.has_state
 
 
 def test_a_joiner_that_was_not_compared_is_given_the_state_in_the_group():

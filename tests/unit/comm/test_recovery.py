@@ -150,6 +150,9 @@ def test_whoever_is_two_operations_behind_has_no_say(lag):
     decision = decide(positions)
     assert decision == replace(decide([before(50)] * 2), gone=(1,))
     assert decide([before(50), in_step(49, complete=1)]).gone == ()
+    # One that has not all of it had no part in it: it was taken out, and has not heard of it.
+    assert decide([before(50), in_step(49)]).gone == (1,)
+    assert decide([before(50), before(49)]).source is None
 
 
 def test_workers_in_different_calls_of_one_operation_are_refused_by_rank():
@@ -190,7 +193,7 @@ def test_buckets_stand_only_if_every_holder_is_in_one_operation_with_all_of_one_
     positions,
 ):
     decision = decide(positions)
-    there = [p for p in positions if p.has_state]
+    there = [p for rank, p in enumerate(positions) if p.has_state and rank not in decision.gone]
     agreed = {(p.operation, p.complete) for p in there}
     if decision.complete:
         assert agreed == {(decision.operation, decision.complete)}

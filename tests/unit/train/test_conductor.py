@@ -705,6 +705,34 @@ def test_another_conductor_that_finds_nobody_with_the_state_ends_joiners_too():
     assert committed_once(world)
 
 
+def test_another_conductor_ends_whom_the_one_before_had_taken_out():
+    """It had no time to end that one, whose State is older than what the others went on to."""
+    world = World(3)
+
+    def taken_out(w):
+        newest = w.conductor.membership.generation
+        gone = WorkerLost(worker=1, rank=1, generation=newest, cause="unreachable")
+        w.entries.append(Write(gone, None))
+        w.take_over()
+        assert 1 not in w.alive
+        assert 1 not in w.conductor.membership.members
+
+    world.at(20, taken_out)
+    assert world.run().outcome == "finished"
+    assert committed_once(world)
+
+
+def test_a_loss_is_written_down_before_others_go_on_without_the_lost_one():
+    """Else a conductor that comes after this one could take it for a member."""
+    world = World(3)
+    world.at(20, lambda w: w.kill(1))
+    world.run()
+    written = [event for event in world.written if isinstance(event, WorkerLost | GenerationFormed)]
+    place = next(n for n, event in enumerate(written) if isinstance(event, WorkerLost))
+    assert 1 in written[place - 1].members
+    assert 1 not in written[place + 1].members
+
+
 def test_another_conductor_finds_one_dead_and_ends_joiners():
     world = World(3)
     world.at(20, lambda w: w.kill(1))
