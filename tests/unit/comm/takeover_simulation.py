@@ -21,7 +21,7 @@ class TakeoverSimulation(Simulation):
         self.takeovers_left = takeovers
         self.nobody = False  # has the State, of those who had it
         self.taken_out: set[int] = set()
-        self.told = 0  # how much the controllers have told anybody
+        self.told = self.heard = 0  # how much the controllers have told anybody
         self.moments_left = 0  # until the controller is killed; 0: not while a joiner enters
         super().__init__(scenario, choose, **broken)
 
@@ -84,9 +84,10 @@ class TakeoverSimulation(Simulation):
     def lose_messages(self) -> None:
         """What the old controller was told is lost, and the last things that it told.
 
-        What it did tell has arrived when the new one asks, though not everybody has acted on it.
+        What it did tell has arrived when the new one asks, though not everybody has acted on it. It
+        tells all at once, so whatever one of them has heard all have.
         """
-        last = self.told - self.choose(3)
+        last = max(self.heard, self.told - self.choose(3))
         for worker in self.workers:
             worker.outbox.clear()
             self.senders.discard(worker)
@@ -105,7 +106,8 @@ class TakeoverSimulation(Simulation):
         super().send(worker, (self.told, message))
 
     def deliver(self, worker: Worker) -> None:
-        worker.mail[0] = worker.mail[0][1]
+        told, worker.mail[0] = worker.mail[0]
+        self.heard = max(self.heard, told)
         super().deliver(worker)
 
     def take_out(self) -> None:
