@@ -73,11 +73,17 @@ class WorkerStarted(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class GenerationFormed(Event):
-    """The controller decided who is in the group; rank is the position in `members`."""
+    """The controller decided who is in the group; rank is the position in `members`.
+
+    Attributes:
+        urgent: members enter it at once. If not, they do at a boundary that they agree on, and
+            those of the one before it are in the group until then.
+    """
 
     generation: int
     members: tuple[int, ...]
     cause: str
+    urgent: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)

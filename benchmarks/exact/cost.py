@@ -6,10 +6,10 @@
 - The same eight slices with `exact=True`, over those without.
 
 Kinds of steps take turns in blocks within one run, in one order and then in the other. The first
-comparison is of steps that hardly differ, so it has more rounds. Exactness belongs to a run, so runs with and
-without take turns, and each is put in relation to DDP's blocks in its own run; both have these two
-kinds of steps only, as DDP's own take longer with more kinds in turn. Medians over the rounds; the
-spread is that of the quartiles.
+comparison is of steps that hardly differ, so it has more rounds. Exactness belongs to a run, so
+runs with and without take turns, and each is put in relation to DDP's blocks in its own run; both
+have these two kinds of steps only, as DDP's own take longer with more kinds in turn. Medians over
+the rounds; the spread is that of the quartiles.
 """
 
 import json

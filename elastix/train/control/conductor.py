@@ -209,8 +209,10 @@ class Conductor:
             now: the time.
         """
         self.state = state
-        # The old one may not have come to end them, and the others have gone on without them.
-        present = [one for one in found if one.worker not in state.out]
+        # Others may have gone on without these, and the old one may not have come to end them, or
+        # to tell them.
+        outdated = {one.worker for one in found if one.holder} - state.called
+        present = [one for one in found if one.worker not in state.out | outdated]
         holders = [one.worker for one in present if one.holder]
         # Joiners in the making have lost whom they waited for, and spares know nothing that
         # cannot be learnt again: where the State lives on, others are started in their place.
@@ -562,7 +564,6 @@ class Conductor:
         newest = self._roster.newest
         rank = newest.rank(worker) if worker in self._roster.members else -1
         gone = WorkerLost(worker=worker, rank=rank, generation=newest.generation, cause=cause)
-        # First of all: if this process dies next, another one must not take it for a member.
         self._write(gone if begun else WorkerNotStarted(worker=worker, cause=cause))
         self._push(self._roster.lost(worker))
         self._do(KillWorker(worker))
@@ -731,14 +732,16 @@ class Conductor:
     def _push(self, membership: Membership | None) -> None:
         if membership is None:
             return
-        self._do(Tell(None, membership))
+        # First of all: if this process dies next, another one must know who is in the group.
         self._write(
             GenerationFormed(
                 generation=membership.generation,
                 members=membership.members,
                 cause=membership.cause,
+                urgent=membership.urgent,
             )
         )
+        self._do(Tell(None, membership))
         self._look_at_processors(membership.members)
 
     def _look_at_processors(self, members: Sequence[int]) -> None:

@@ -34,6 +34,7 @@ class RunState:
         generation: the newest that was formed.
         started: workers that were up to `prepare`.
         members: of the newest generation, but for those that were lost or left since.
+        called: of the newest urgent generation and of those after it: nobody else is in the group.
         computes_with: by worker, on what its last bits depend; see Ready.
         kinds: of these, all that there have been.
         processors: of these, what was said to differ.
@@ -49,6 +50,7 @@ class RunState:
     generation: int = 0
     started: set[int] = field(default_factory=set)
     members: set[int] = field(default_factory=set)
+    called: set[int] = field(default_factory=set)
     computes_with: dict[int, str] = field(default_factory=dict)
     kinds: frozenset[str] = frozenset()
     processors: frozenset[str] = frozenset()
@@ -71,6 +73,7 @@ class RunState:
             case GenerationFormed():
                 self.generation = event.generation
                 self.members = set(event.members)
+                self.called = self.members | (set() if event.urgent else self.called)
             case ProcessorsDiffer():
                 self.processors |= event.kinds.keys()
             case WorkerStarted():
@@ -100,6 +103,7 @@ class RunState:
             out=set(self.out),
             started=set(self.started),
             members=set(self.members),
+            called=set(self.called),
             computes_with=dict(self.computes_with),
             taken=list(self.taken),
         )

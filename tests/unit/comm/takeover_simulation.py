@@ -1,9 +1,9 @@
 """The world of group_simulation with controllers that are killed.
 
 Another controller takes stock of the workers. It knows who has the State in the group, and from the
-journal the newest generation and who was taken out; nothing else. Whatever workers have told the
-old one is lost, and some of what that has told them. Who holds no State is ended, as long as
-somebody does; see Conductor.take_over.
+journal the newest generation, who may be in the group, and who was taken out; nothing else.
+Whatever workers have told the old one is lost, and the last things that it told each of them. Who
+holds no State is ended, as long as somebody does; see Conductor.take_over.
 """
 
 from contextlib import contextmanager
@@ -21,7 +21,7 @@ class TakeoverSimulation(Simulation):
         self.takeovers_left = takeovers
         self.nobody = False  # has the State, of those who had it
         self.taken_out: set[int] = set()
-        self.told = self.heard = 0  # how much the controllers have told anybody
+        self.called: set[int] = set()  # since the last urgent generation; these may be in the group
         self.moments_left = 0  # until the controller is killed; 0: not while a joiner enters
         super().__init__(scenario, choose, **broken)
 
@@ -82,16 +82,14 @@ class TakeoverSimulation(Simulation):
         self.push(self.roster.take_over(self.generations, self.hands, ()))
 
     def lose_messages(self) -> None:
-        """What the old controller was told is lost, and the last things that it told.
+        """What the old controller was told is lost, and the last things that it told some workers.
 
-        What it did tell has arrived when the new one asks, though not everybody has acted on it. It
-        tells all at once, so whatever one of them has heard all have.
+        What it did tell has arrived when the new one asks, though not everybody has acted on it.
         """
-        last = max(self.heard, self.told - self.choose(3))
         for worker in self.workers:
             worker.outbox.clear()
             self.senders.discard(worker)
-            while worker.mail and worker.mail[-1][0] > last:
+            for _ in range(self.choose(len(worker.mail) + 1)):
                 worker.mail.pop()
             while worker.alive and worker.mail:
                 self.deliver(worker)
@@ -99,16 +97,10 @@ class TakeoverSimulation(Simulation):
             self.uninformed.discard(worker)
 
     def push(self, membership: Membership | None) -> None:
-        self.told += 1
+        if membership is not None:  # it is in the journal before anybody is told
+            called = set() if membership.urgent else self.called
+            self.called = called.union(membership.members)
         super().push(membership)
-
-    def send(self, worker: Worker, message) -> None:
-        super().send(worker, (self.told, message))
-
-    def deliver(self, worker: Worker) -> None:
-        told, worker.mail[0] = worker.mail[0]
-        self.heard = max(self.heard, told)
-        super().deliver(worker)
 
     def take_out(self) -> None:
         """The old controller takes a worker for lost that lives, and dies before it ends it.
@@ -150,8 +142,8 @@ class TakeoverSimulation(Simulation):
         self.records, self.evaluated, self.committed = kept
 
     def knows(self, worker: Worker) -> bool:
-        """Whether the journal says that it was taken out."""
-        return worker.me in self.taken_out
+        """Whether the journal says that it was taken out, or left out."""
+        return worker.me in self.taken_out or worker.me not in self.called
 
     def over(self, worker: Worker) -> bool:
         """It is through with its part, which the next controller hears from its process."""

@@ -722,15 +722,51 @@ def test_another_conductor_ends_whom_the_one_before_had_taken_out():
     assert committed_once(world)
 
 
-def test_a_loss_is_written_down_before_others_go_on_without_the_lost_one():
-    """Else a conductor that comes after this one could take it for a member."""
+def test_another_conductor_ends_who_was_left_out_of_a_group_and_has_not_heard_of_it():
+    """The one before died while it told one worker after the other."""
     world = World(3)
-    world.at(20, lambda w: w.kill(1))
-    world.run()
-    written = [event for event in world.written if isinstance(event, WorkerLost | GenerationFormed)]
-    place = next(n for n, event in enumerate(written) if isinstance(event, WorkerLost))
-    assert 1 in written[place - 1].members
-    assert 1 not in written[place + 1].members
+
+    def left_out(w):
+        newest = w.conductor.membership.generation
+        w.entries.append(
+            Write(GenerationFormed(generation=newest + 1, members=(0, 2), cause="doubt"), None)
+        )
+        w.take_over()
+        assert w.conductor.membership.members == (0, 2)
+        assert 1 not in w.alive
+
+    world.at(20, left_out)
+    assert world.run().outcome == "finished"
+    assert committed_once(world)
+
+
+def test_another_conductor_keeps_who_is_to_leave_and_may_not_have_left():
+    world = World(3)
+
+    def may_be_there(w):
+        newest = w.conductor.membership.generation
+        formed = GenerationFormed(
+            generation=newest + 1, members=(0, 2), cause="leave", urgent=False
+        )
+        w.entries.append(Write(formed, None))
+        w.take_over()
+        assert w.conductor.membership.members == (0, 1, 2)
+
+    world.at(20, may_be_there)
+    assert world.run().outcome == "finished"
+    assert committed_once(world)
+
+
+def test_who_is_in_the_group_is_written_down_before_anybody_is_told():
+    """Else a conductor that comes after this one could take others for members."""
+    conductor = Conductor(World(1).terms)
+    conductor.begin([])
+    conductor.room(1, more=False, now=0.0)
+    conductor.hear(0, Started(pid=1, node="", device="cpu"), 0.0)
+    actions = conductor.hear(0, Ready(address=None, computes_with=""), 0.0)
+    written = [isinstance(getattr(one, "event", None), GenerationFormed) for one in actions]
+    told = [isinstance(one, Tell) for one in actions]
+    assert written.index(True) < told.index(True)
 
 
 def test_another_conductor_finds_one_dead_and_ends_joiners():
