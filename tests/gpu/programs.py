@@ -73,6 +73,13 @@ def autocast_channels_last(ctx):
     return _loop(ctx, model, optimizer, forward, dtype=torch.float32)
 
 
+def all_in_bfloat16(ctx):
+    """No bucket of gradients can count samples, so that of the counts lies on the processor."""
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 48), nn.Tanh(), nn.Linear(48, 10)).bfloat16()
+    model, optimizer = ctx.prepare(model, _sgd(model))
+    return _loop(ctx, model, optimizer, dtype=torch.bfloat16)
+
+
 def grad_scaler(ctx):
     """One step overflows on one worker; all must leave it out, and scale down."""
     model = Convnet()
@@ -140,6 +147,7 @@ PROGRAMS = {
         two_streams,
         compiled,
         autocast_channels_last,
+        all_in_bfloat16,
         grad_scaler,
         graphed_model,
         captured_step,

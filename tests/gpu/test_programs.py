@@ -15,6 +15,7 @@ TOLERANCE = {  # relative, to the largest weight; replayed on the same GPU with 
     "two_streams": 1e-9,
     "compiled": 1e-4,
     "autocast_channels_last": 0.02,
+    "all_in_bfloat16": 0.05,
     "grad_scaler": 0.02,
     "graphed_model": 1e-9,
     "out_of_memory_caught": 1e-9,

@@ -34,8 +34,11 @@ class GpuStreams:
         self._seen.add(torch.cuda.current_stream(tensor.device))
 
     def join(self, device: torch.device) -> None:
-        """What comes next on the current stream comes after the work of all of them."""
-        if not self._seen:
+        """What comes next on the current stream comes after the work of all of them.
+
+        Nothing on a processor, where buckets that only count may lie.
+        """
+        if not self._seen or device.type != "cuda":
             return
         current = torch.cuda.current_stream(device)
         for stream in self._seen:

@@ -47,6 +47,12 @@ def test_they_come_after_the_current_stream_when_they_part(main):
     assert main[GPU].waits_for == main[OTHER].waits_for == []
 
 
+def test_a_bucket_that_lies_on_the_processor_waits_for_no_stream(main):
+    """As that of the counts does, if all gradients are of 16 bits."""
+    streams(main[GPU], Stream()).join(torch.device("cpu"))
+    assert main[GPU].waits_for == []
+
+
 def test_on_a_processor_nobody_is_asked(monkeypatch):
     monkeypatch.setattr(torch.cuda, "current_stream", None)
     none = streams()
