@@ -110,6 +110,8 @@ class Bucket:
 
     def begin(self) -> None:
         """A new step: nothing is filled."""
+        if self.pending is not None and self.pending.writes:
+            self.renew()  # the step before is void, and was under way in a group that was left
         self._forget()
         self.pending = None
 
