@@ -410,7 +410,7 @@ class Exchange:
                 reduction.norm = self._reduce(number, sizes, work)
             except _Stopped:
                 return
-            except (OSError, ValueError, RuntimeError) as raised:
+            except Exception as raised:  # noqa: BLE001 - whoever waits is told, whatever it is
                 error = raised.with_traceback(None)
             reduction.end(error)
 
@@ -452,8 +452,10 @@ class Exchange:
                 if part.start < work.measured:  # now, while it is in this core's cache
                     norms[self._rank] = math.hypot(norms[self._rank], work.norm(part))
         self._check_still_there(self._others)
-        self._mates[self._rank].board.tell(number, norms[self._rank])
-        self._mates[self._rank].board.count(_SUMMED, target)
+        with self._touching:  # counters are of the next generation as soon as this one is left
+            self._check()
+            self._mates[self._rank].board.tell(number, norms[self._rank])
+            self._mates[self._rank].board.count(_SUMMED, target)
         for other in self._others:
             self._mates[other].board.wait(_SUMMED, target, self._is_stopped)
             for start in range(cuts[other], cuts[other + 1], _CHUNK):

@@ -289,6 +289,53 @@ def test_what_a_peer_has_refilled_never_passes_for_a_result(members, after):
     assert not group.hear(1)
 
 
+@pytest.fixture
+def board():
+    """Of one member, apart from this process's own."""
+    introduce()
+    file = os.memfd_create("board")
+    os.ftruncate(file, shared_memory._PAGES)
+    yield shared_memory.Board(file)
+    os.close(file)
+
+
+def test_who_has_left_a_generation_shows_nothing_more_of_it(board):
+    """The thread that adds up goes on when the next generation has begun.
+
+    Counters would go back, so that others would wait for ever, and its norm pass for another one.
+    """
+    newer = 2 << 32 | 1
+    exchange = Exchange(1, 0, [Peer(os.getpid(), board)])
+    check = exchange._check_still_there
+
+    def then_left(ranks):
+        check(ranks)
+        exchange.stop()
+        board.tell(0, 5.0)
+        board.count(shared_memory._SUMMED, newer)
+
+    exchange._check_still_there = then_left
+    tensor = torch.ones(1000)
+    work = shared_memory.Contribution(tensor, len(tensor), lambda *_: None, len(tensor))
+    with pytest.raises(shared_memory._Stopped):
+        exchange._reduce(0, [tensor.nbytes], work)
+    assert board.told(0) == 5.0
+    assert board._counters[shared_memory._SUMMED].value == newer
+
+
+def test_whatever_goes_wrong_is_told(board):
+    def add_up(part, rooms):
+        raise MemoryError("no room for a sum")
+
+    exchange = Exchange(1, 0, [Peer(os.getpid(), board)])
+    room, tensor = SharedBuffer(4000), torch.ones(1000)
+    work = shared_memory.Contribution(tensor, len(tensor), add_up)
+    reduction = exchange.begin(room, [tensor.nbytes], work)
+    assert reduction.over.wait(30)
+    assert isinstance(reduction.error, MemoryError)
+    exchange.stop()
+
+
 def test_a_group_that_was_built_ahead_and_dropped_leaves_the_present_one_alone(members):
     group = members(2)
     group.tell(("enter", 1))
