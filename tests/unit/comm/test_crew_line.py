@@ -7,8 +7,8 @@ import threading
 import pytest
 import torch
 
+from elastix.comm.network import crew_line
 from elastix.comm.network.crew_line import (
-    MOST_BYTES,
     FollowersLine,
     SpeakersLines,
     decoded,
@@ -163,8 +163,22 @@ def test_a_line_that_ends_breaks_the_crew(ends):
     assert follower.broken
 
 
-@pytest.mark.parametrize("said", [b"nonsense\n", b"x" * (MOST_BYTES + 2), b'{"word": "Go"}\n'])
-def test_nonsense_breaks_the_crew(ends, said):
+def test_a_word_may_be_as_long_as_the_round_of_an_exact_evaluation(ends):
+    """Of 700,000 batches; longer ones than a line takes would count as the loss of the worker."""
+    line, follower, _ = ends.follower(1)
+    line.say(Prepared())
+    ends.comes_to(lambda: ends.crew._prepared == {1})
+    result = torch.arange(700_000 * 2, dtype=torch.float64)
+    ends.lines.say(Gone(9, OperationOutcome(result, 2, 3, (0, 1))))
+    ends.comes_to(lambda: bool(follower._orders) or follower.broken)
+    (gone,) = follower._orders
+    assert torch.equal(gone.outcome.result, result)
+    line.close()
+
+
+@pytest.mark.parametrize("said", [b"nonsense\n", b"x" * 4098, b'{"word": "Go"}\n'])
+def test_nonsense_breaks_the_crew(ends, said, monkeypatch):
+    monkeypatch.setattr(crew_line, "MOST_BYTES", 4096)
     connection = enter(ends.lines.address, CREW, ends.secret, 1)
     with connection:
         connection.sendall(said)
