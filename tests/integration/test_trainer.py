@@ -280,8 +280,8 @@ def different_models(ctx):
 def test_parameters_that_differ_between_ranks(cluster, tmp_path):
     with pytest.raises(elastix.ConfigError) as caught:
         trainer(tmp_path, different_models, workers=2).fit()
-    assert "parameter weight float32[3, 4] on rank 0" in str(caught.value)
-    assert "parameter weight float32[4, 4] on rank 1" in str(caught.value)
+    assert "entry 0 of worker 0 is parameter weight float32[3, 4]" in str(caught.value)
+    assert "of worker 1 parameter weight float32[4, 4]" in str(caught.value)
     assert "Raised on worker" in caught.value.__notes__[0]
     journal = elastix.observe.journal.read(tmp_path / "runs" / "test" / "journal.jsonl")
     assert any(isinstance(event, WorkerRaised) for event in journal)

@@ -33,8 +33,16 @@ def layout_of(modules: Mapping[str, torch.nn.Module], kind: str = "") -> list[st
             for name, tensor in named:
                 frozen = "" if tensor.requires_grad or kind == "buffer" else ", frozen"
                 dtype = dtype_name(tensor)
-                lines.append(f"{kind} {prefix}{name} {dtype}{list(tensor.shape)}{frozen}")
+                laid = _laid_out(tensor)
+                lines.append(f"{kind} {prefix}{name} {dtype}{list(tensor.shape)}{laid}{frozen}")
     return lines
+
+
+def _laid_out(tensor: torch.Tensor) -> str:
+    """How its elements lie, unless that is the usual way: buckets carry them in that order."""
+    if tensor.layout != torch.strided or tensor.is_contiguous():
+        return ""
+    return f" with strides {list(tensor.stride())}"
 
 
 def check(group: Group, layout: list[str], wait: Wait) -> None:
@@ -65,7 +73,7 @@ def check(group: Group, layout: list[str], wait: Wait) -> None:
 
 
 def compare(layouts: list[list[str]], names: list[str]) -> None:
-    """Layouts by rank, and whose they are.
+    """Layouts, and whose they are: of workers, or of a group.
 
     Raises:
         ConfigError: they differ; names the first line that does, or all workers by what they
@@ -81,8 +89,8 @@ def compare(layouts: list[list[str]], names: list[str]) -> None:
             there = layout[place] if place < len(layout) else "nothing"
             if here != there:
                 raise ConfigError(
-                    f"the workers did not prepare the same model: entry {place} is {here} on rank "
-                    f"0 and {there} on rank {rank}. No step was taken. Build the model from "
+                    f"the workers did not prepare the same model: entry {place} of {names[0]} is "
+                    f"{here}, of {names[rank]} {there}. The run ends. Build the model from "
                     "ctx.config alone, not from the rank or from unseeded random choices."
                 )
 
@@ -94,6 +102,6 @@ def _unlike(kinds: list[str], names: list[str]) -> ConfigError:
     ]
     return ConfigError(
         f"RunConfig(exact=True) and workers that compute differently. {'; '.join(who)}. They would "
-        "round differently, and the result would depend on who computes what. No step was taken. "
+        "round differently, and the result would depend on who computes what. The run ends. "
         "Use workers of one kind, with the same number of threads, or leave exact out."
     )

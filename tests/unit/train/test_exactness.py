@@ -143,6 +143,27 @@ def test_workers_that_compute_differently_are_named():
     assert f"worker 3, worker 5: {kinds[0]}; worker 4: {kinds[1]}" in str(raised.value)
 
 
+def test_who_has_prepared_another_model_is_named():
+    """A joiner of a group that runs is no rank of it."""
+    layouts = [layout_of({"": torch.nn.Linear(size, 1)}) for size in (2, 3)]
+    with pytest.raises(ConfigError) as raised:
+        compare(layouts, ["the group", "worker 7"])
+    said = "entry 0 of the group is parameter weight float32[1, 2], of worker 7 parameter weight"
+    assert said in str(raised.value)
+
+
+def test_who_has_laid_out_its_weights_otherwise_is_named():
+    """Gradients would be added up element by element in two orders."""
+    plain = torch.nn.Conv2d(2, 3, 2)
+    turned = torch.nn.Conv2d(2, 3, 2).to(memory_format=torch.channels_last)
+    assert layout_of({"": plain}) == [
+        "parameter weight float32[3, 2, 2, 2]",
+        "parameter bias float32[3]",
+    ]
+    with pytest.raises(ConfigError, match=r"of worker 1 .* with strides \[8, 1, 4, 2\]"):
+        compare([layout_of({"": plain}), layout_of({"": turned})], ["worker 0", "worker 1"])
+
+
 def test_what_a_worker_computes_with_has_all_that_its_last_bits_depend_on(monkeypatch):
     here = computes_with(CPU)
     assert torch.__version__ in here
