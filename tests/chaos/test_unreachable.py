@@ -5,9 +5,11 @@ from dataclasses import dataclass
 from datetime import timedelta
 
 from elastix.comm.network import process_group
+from elastix.comm.network.pending import Pending
 from elastix.events import GenerationFormed, WorkerLost
 from elastix.testing.chaos import CUT, Kill, with_kills
 from elastix.testing.local import run_local
+from elastix.train.control import failure_detector
 from tests.laws import assert_exactly_once
 from tests.trainables import train
 
@@ -77,3 +79,45 @@ def test_a_newcomer_that_nobody_reaches_costs_no_one_else(tmp_path):
     assert set(result.lost) == {1, 3}
     formed = [event for event in result.events if isinstance(event, GenerationFormed)]
     assert any(event.members == (0, 2, 4) for event in formed)
+
+
+class Never(Pending):
+    """What is sent never arrives, and nobody is told."""
+
+    def __init__(self):
+        pass
+
+    def finished(self):
+        return False
+
+    def on_finish(self, callback):
+        pass
+
+
+@dataclass(frozen=True)
+class Lost:
+    """`train`; in one round `worker` is not heard, and hears nothing."""
+
+    worker: int
+    step: int
+
+    def __call__(self, ctx):
+        def lose(name, _detail):
+            if name == "round" and ctx.step == self.step and not lost:
+                lost.append(ctx.step)
+                ctx._member._driver.group.all_reduce = lambda *_: Never()
+
+        lost = []
+        if ctx.worker == self.worker:
+            ctx.on_phase(lose)
+        train(ctx)
+
+
+def test_what_a_network_has_lost_without_a_word_is_sent_again(tmp_path, monkeypatch):
+    """All wait for each other then, each in good health."""
+    monkeypatch.setattr(failure_detector, "_STILL", 1)
+    lost, result = taken_out(tmp_path, Lost(1, step=4), 3)
+    assert lost == []
+    assert not result.lost
+    formed = [event for event in result.events if isinstance(event, GenerationFormed)]
+    assert [event.cause for event in formed] == ["start", "doubt"]

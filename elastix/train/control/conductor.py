@@ -628,6 +628,8 @@ class Conductor:
             members = {*members, *self._roster.leaving}
         for worker in self._detector.holding_up(members, now):
             self._lose(worker, "stuck", now)
+        if self._detector.standing_still(members, now):
+            self._push(self._roster.doubt(self._roster.newest.generation))
         trusted = self._roster.holders or self._roster.members
         cut_off = self._detector.unreachable(trusted, now)
         if cut_off is not None:

@@ -10,6 +10,8 @@ Workers send a Heartbeat a few times within the timeout. Four things are told ap
   anew; see reachability.
 - *slow*: it gets on, and takes longer than the others for the same work.
 
+If all wait for each other in an operation, nobody is to blame, and the group is made anew.
+
 Two more end the run: workers that are in different calls, which no one of them could complete, and
 an operation that fails in group after group.
 
@@ -30,6 +32,9 @@ from elastix.train.control.reachability import Reachability
 
 _SLOW_STEPS = 20
 """Steps over which a worker's pace is taken."""
+
+_STILL = 10
+"""So many timeouts all may wait for each other: a large tensor takes its time on a slow network."""
 
 
 @dataclass
@@ -54,6 +59,7 @@ class FailureDetector:
     def __init__(self, timeout_s: float, first_step_s: float) -> None:
         self._timeout_s = timeout_s
         self._first_step_s = max(timeout_s, first_step_s)
+        self._still_s = _STILL * timeout_s
         self._watched: dict[int, _Watched] = {}
         self._by_heard: OrderedDict[int, None] = OrderedDict()  # who is longest unheard of first
         self._by_moved: OrderedDict[int, None] = OrderedDict()  # who is longest unmoved first
@@ -124,11 +130,8 @@ class FailureDetector:
         """
         if not self._waiting:
             return []
-        for worker in reversed(self._by_moved):
-            if worker in members:
-                if now - self._watched[worker].moved <= self._timeout_s:
-                    return []  # somebody gets on, or has only just begun to wait
-                break
+        if not self._unmoved(members, now, self._timeout_s):
+            return []  # somebody gets on, or has only just begun to wait
         watched = {w: self._watched[w] for w in members if w in self._watched}
         waits = [known.moved for known in watched.values() if known.beat.waiting]
         stuck = [w for w, known in watched.items() if not known.beat.waiting]
@@ -137,6 +140,25 @@ class FailureDetector:
         patience = {w: self._patience(watched[w]) for w in stuck}
         unmoved = all(now - watched[w].moved > patience[w] for w in stuck)
         return stuck if unmoved and now - max(waits) > max(patience.values()) else []
+
+    def standing_still(self, members: Collection[int], now: float) -> bool:
+        """Whether all members have waited for each other in an operation for too long.
+
+        What they wait for must be lost: a network has dropped it and told nobody. Told once; the
+        next time must last twice as long, since it may also be large.
+        """
+        if not self._waiting or not self._unmoved(members, now, self._still_s):
+            return False
+        beats = [self._watched[w].beat for w in members if w in self._watched]
+        if not all(beat.waiting for beat in beats) or not any(beat.call[1] for beat in beats):
+            return False  # between operations they wait for newcomers, or for what is stored
+        self._still_s *= 2
+        return True
+
+    def _unmoved(self, members: Collection[int], now: float, seconds: float) -> bool:
+        """Whether no member has moved for so long."""
+        last = next((w for w in reversed(self._by_moved) if w in members), None)
+        return last is not None and now - self._watched[last].moved > seconds
 
     def suspect(self, worker: int, message: Suspect, now: float) -> bool:
         """A worker's operation failed, and it could not reach some; see Reachability.hear."""

@@ -244,3 +244,30 @@ def test_while_a_member_gets_on_nobody_looks_at_all_of_them():
 
     detector = watched({0: WAITS, 1: BUSY}, 12, changing={1})
     assert detector.holding_up(Members((0, 1)), 12.0) == []
+
+
+def test_all_who_wait_for_each_other_in_an_operation_stand_still():
+    """What one has sent is lost, say; some may be through with what the others are in."""
+    inside, outside = replace(WAITS, call=(6, 1)), replace(WAITS, call=(7, 0))
+    beats = {0: inside, 1: outside, 2: BUSY}  # the last is no member
+    detector = watched(beats, 100)
+    assert not detector.standing_still((0, 1), 99.0)
+    assert detector.standing_still((0, 1), 100.0)
+    assert not detector.standing_still((0, 1), 199.0)  # what they wait for may be large
+    assert detector.standing_still((0, 1), 200.0)
+
+
+@pytest.mark.parametrize(
+    "beats",
+    [
+        pytest.param({0: WAITS, 1: WAITS}, id="between operations"),
+        pytest.param({0: replace(WAITS, call=(6, 1)), 1: BUSY}, id="one computes"),
+    ],
+)
+def test_others_do_not_stand_still(beats):
+    assert not watched(beats, 101).standing_still((0, 1), 101.0)
+
+
+def test_whoever_gets_on_keeps_the_others_from_standing_still():
+    inside = replace(WAITS, call=(6, 1))
+    assert not watched({0: inside, 1: inside}, 101, changing={1}).standing_still((0, 1), 101.0)
