@@ -10,7 +10,7 @@ Workers send a Heartbeat a few times within the timeout. Four things are told ap
   anew; see reachability.
 - *slow*: it gets on, and takes longer than the others for the same work.
 
-If all wait for each other in an operation, nobody is to blame, and the group is made anew.
+If all wait for each other, nobody is to blame, and the group is made anew.
 
 Two more end the run: workers that are in different calls, which no one of them could complete, and
 an operation that fails in group after group.
@@ -32,6 +32,9 @@ from elastix.train.control.reachability import Reachability
 
 _SLOW_STEPS = 20
 """Steps over which a worker's pace is taken."""
+
+_ENTERING = "enter", "meet"
+"""Phases in which members wait for each other between two operations."""
 
 _STILL = 10
 """So many timeouts all may wait for each other: a large tensor takes its time on a slow network."""
@@ -142,7 +145,7 @@ class FailureDetector:
         return stuck if unmoved and now - max(waits) > max(patience.values()) else []
 
     def standing_still(self, members: Collection[int], now: float) -> bool:
-        """Whether all members have waited for each other in an operation for too long.
+        """Whether all members have waited for each other for too long.
 
         What they wait for must be lost: a network has dropped it and told nobody. Told once; the
         next time must last twice as long, since it may also be large.
@@ -150,8 +153,9 @@ class FailureDetector:
         if not self._waiting or not self._unmoved(members, now, self._still_s):
             return False
         beats = [self._watched[w].beat for w in members if w in self._watched]
-        if not all(beat.waiting for beat in beats) or not any(beat.call[1] for beat in beats):
-            return False  # between operations they wait for newcomers, or for what is stored
+        together = any(beat.call[1] or beat.phase in _ENTERING for beat in beats)
+        if not (together and all(beat.waiting for beat in beats)):
+            return False  # else they may wait for newcomers, or for what is stored
         self._still_s *= 2
         return True
 

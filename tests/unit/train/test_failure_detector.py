@@ -246,9 +246,10 @@ def test_while_a_member_gets_on_nobody_looks_at_all_of_them():
     assert detector.holding_up(Members((0, 1)), 12.0) == []
 
 
-def test_all_who_wait_for_each_other_in_an_operation_stand_still():
+@pytest.mark.parametrize("inside", [{"call": (6, 1)}, {"phase": "enter"}, {"phase": "meet"}], ids=str)
+def test_all_who_wait_for_each_other_stand_still(inside):
     """What one has sent is lost, say; some may be through with what the others are in."""
-    inside, outside = replace(WAITS, call=(6, 1)), replace(WAITS, call=(7, 0))
+    inside, outside = replace(WAITS, **inside), replace(WAITS, call=(7, 0))
     beats = {0: inside, 1: outside, 2: BUSY}  # the last is no member
     detector = watched(beats, 100)
     assert not detector.standing_still((0, 1), 99.0)
@@ -261,6 +262,7 @@ def test_all_who_wait_for_each_other_in_an_operation_stand_still():
     "beats",
     [
         pytest.param({0: WAITS, 1: WAITS}, id="between operations"),
+        pytest.param({0: replace(WAITS, phase="pause"), 1: WAITS}, id="too few"),
         pytest.param({0: replace(WAITS, call=(6, 1)), 1: BUSY}, id="one computes"),
     ],
 )
