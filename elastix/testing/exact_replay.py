@@ -355,7 +355,12 @@ class _Total:
         if left is None or right is None:
             return right if left is None else left
         highest = place >= len(self._parameters) and not _averaged(left)
-        return torch.maximum(left, right) if highest else left + right
+        return higher(left, right) if highest else left + right
+
+
+def higher(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+    """Of integers, of which torch compares some of no sign only in another type."""
+    return torch.maximum(left.long(), right.long()).to(left.dtype)
 
 
 def _averaged(buffer: torch.Tensor) -> bool:

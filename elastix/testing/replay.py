@@ -32,6 +32,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +54,7 @@ from elastix.events import (
 from elastix.observe import journal
 from elastix.state import State, Stateful, capture, warm_start
 from elastix.store import Store
-from elastix.testing.exact_replay import Recorded, differing
+from elastix.testing.exact_replay import Recorded, differing, higher
 from elastix.testing.replayed_steps import (
     ReplayedStep,
     left_out,
@@ -569,11 +570,12 @@ class _Replica:
             self.buffers_before,
             strict=True,
         ):
-            if not self._slicing:
+            averaged = buffer.is_floating_point() or buffer.is_complex()
+            if averaged and not self._slicing:
                 moved.masked_fill_(~base.isfinite(), 0)  # that of the last passes counts
             if not self.scale:
                 buffer.data.copy_(then)
-            elif buffer.is_floating_point() or buffer.is_complex():
+            elif averaged:
                 change = torch.where(buffer == then, 0, buffer - then)
                 moved += torch.where(base.isfinite(), change, buffer) * self.scale
         self._buffers_then = [buffer.clone() for buffer in self.buffers()]
@@ -610,7 +612,7 @@ class _Replica:
             yield batch
             self._move_buffers()
             highest = [
-                most if most.is_floating_point() or most.is_complex() else most.maximum(now)
+                most if most.is_floating_point() or most.is_complex() else higher(most, now)
                 for most, now in zip(highest, self.buffers(), strict=True)
             ]
             self._put(self.buffers_before)
@@ -651,7 +653,7 @@ def _average(replicas: Sequence[_Replica]) -> None:
                 moved = torch.where(change == 0, base, base + change)
                 value = torch.where(base.isfinite(), moved, change)
             else:
-                value = torch.stack(buffers).amax(0)
+                value = reduce(higher, buffers)
             for buffer in buffers:
                 buffer.data.copy_(value)  # as batch norm does it, unseen by graphs of before
 
