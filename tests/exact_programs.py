@@ -118,7 +118,7 @@ def train(ctx: elastix.Context) -> None:
                 if ctx.worker == config.get("slow"):
                     time.sleep(0.02)
                 F.cross_entropy(model(x), y, weight).backward()
-            if ctx.step == config.get("fails_at", -1) + 1:
+            if "fails_at" in config and ctx.step == config["fails_at"] + 1:
                 raise RuntimeError("enough")
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()
