@@ -2,7 +2,8 @@
 
 From within where a schedule says, from outside at any time, whatever the process is about: while
 its worker assembles, waits, is given the State, or trains. Laws: the bytes and the samples of the
-quiet run, whatever happened; nobody who is to go on is lost. Real processes on gloo.
+quiet run, whatever happened; nobody who is to go on is lost. Where nobody is to, the run may
+have to go on from what is left of the State. Real processes on gloo.
 """
 
 import contextlib
@@ -14,8 +15,9 @@ from pathlib import Path
 
 import pytest
 
+from elastix.config import CheckpointConfig
 from elastix.events import StepCommitted, WorkerLost
-from tests.chaos.test_crew_slices import check, evenly, exact
+from tests.chaos.test_crew_slices import check, evaluates, evenly, exact
 from tests.crew_runs import kill, told_pids
 
 pytestmark = pytest.mark.timeout(400)
@@ -29,12 +31,16 @@ LONGEST_S = 0.9
 """Between two kills from outside."""
 
 
-def told(ctx):
+def say(ctx):
     """Each process says first of all which one it is; it may be killed as soon as it does."""
     log = Path(ctx.config["log"])
     written = log / f".pid-{ctx.worker}-{ctx.place}"
     written.write_text(str(os.getpid()))
     written.rename(log / f"pid-{ctx.worker}-{ctx.place}")
+
+
+def told(ctx):
+    say(ctx)
     evenly(ctx)
 
 
@@ -99,3 +105,78 @@ def test_any_schedule_leaves_the_bytes_of_the_quiet_run(tmp_path, seed):
     assert len(lost) == len(set(lost))
     assert {event.cause for event in run.events if isinstance(event, WorkerLost)} <= {"died"}
     assert witness in [e for e in run.events if isinstance(e, StepCommitted)][-1].batches[0].shares
+
+
+MESHES = ["shard 2", "shard 2", "shard 3", "both"]
+
+
+def evaluated(ctx):
+    """Each epoch ends with an evaluation that draws, and is reported."""
+    say(ctx)
+    evaluates(ctx)
+
+
+def harm(log, chance, times, over):
+    """Processes of any workers are killed, stopped, or given notice, whenever it may be."""
+    while times and not over.wait(chance.uniform(0.05, 2 * LONGEST_S)):
+        pids = sorted(set(told_pids(log).values()))
+        if not pids:
+            continue
+        pid, draw = chance.choice(pids), chance.random()
+        how = signal.SIGTERM if draw < 0.1 else signal.SIGSTOP if draw < 0.25 else signal.SIGKILL
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, how)
+        times -= 1
+
+
+def without_mercy(tmp_path, seed):
+    chance = random.Random(seed)
+    mesh, workers = chance.choice(MESHES), chance.randint(1, 3)
+    places = {"shard 2": 2, "shard 3": 3, "both": 4}[mesh]
+    kills = [
+        kill(
+            w,
+            chance.randrange(places),
+            chance.choice([*WITHIN, "slice", "computed", "handed", "evaluate", "snapshot"]),
+            step=chance.randrange(12),
+            after=chance.randrange(2),
+            severed=chance.random() < 0.3,
+            signal=signal.SIGSTOP if chance.random() < 0.15 else signal.SIGKILL,
+        )
+        for w in chance.sample(range(5), chance.randrange(4))
+    ]
+    over, log = threading.Event(), tmp_path / "log"
+    times = chance.randrange(4)
+    options = {
+        "replace": True,
+        "spares": chance.choice([0, 0, 1]),
+        "shared": chance.random() < 0.7,
+        "checkpoint": CheckpointConfig(every_steps=chance.choice([2, 3, 1000])),
+    }
+    killer = threading.Thread(target=harm, args=(log, chance, times, over))
+    killer.start()
+    try:
+        run = exact(
+            tmp_path,
+            workers,
+            mesh,
+            epochs=EPOCHS,
+            step_s=0.03,
+            function=evaluated,
+            hang_timeout_s=4.0,
+            timeout_s=240.0,
+            within=kills,
+            **options,
+        )
+    finally:
+        over.set()
+        killer.join()
+    return run, mesh
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(10))
+def test_whoever_is_lost_the_run_ends_with_the_bytes_of_the_quiet_one(tmp_path, seed):
+    """Nobody is spared: the run may have to go on from parts that are left, or what was stored."""
+    run, mesh = without_mercy(tmp_path, seed)
+    check(run, mesh, epochs=EPOCHS, function=evaluated)

@@ -246,7 +246,9 @@ def test_while_a_member_gets_on_nobody_looks_at_all_of_them():
     assert detector.holding_up(Members((0, 1)), 12.0) == []
 
 
-@pytest.mark.parametrize("inside", [{"call": (6, 1)}, {"phase": "enter"}, {"phase": "meet"}], ids=str)
+@pytest.mark.parametrize(
+    "inside", [{"call": (6, 1)}, {"phase": "enter"}, {"phase": "meet"}], ids=str
+)
 def test_all_who_wait_for_each_other_stand_still(inside):
     """What one has sent is lost, say; some may be through with what the others are in."""
     inside, outside = replace(WAITS, **inside), replace(WAITS, call=(7, 0))
