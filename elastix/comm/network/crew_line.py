@@ -37,8 +37,8 @@ from elastix.comm.protocol.standing import Standing
 from elastix.state import raw_bytes
 
 MOST_BYTES = 1 << 30
-"""Of a word. It holds the ids of all workers, or the payload of a round, in which an exact evaluation
-has a row for each batch."""
+"""Of a word. It holds the ids of all workers, or the payload of a round, in which an exact
+evaluation has a row for each batch."""
 
 _SEND_S = 10
 """Whoever does not read for so long is as good as lost."""
