@@ -32,17 +32,20 @@ def heeding() -> Iterator[Callable[[int], bool]]:
     with receiver, sender:
         receiver.setblocking(False)
         sender.setblocking(False)
-        before = signal.set_wakeup_fd(sender.fileno(), warn_on_full_buffer=False)
         finder = _Finder(receiver)
-        sys.meta_path.insert(0, finder)
+        before = signal.set_wakeup_fd(-1)
         try:
-            yield finder.has_come
-        except Exception:
-            finder.heed()  # it may have come of what is half imported
-            raise
+            try:
+                signal.set_wakeup_fd(sender.fileno(), warn_on_full_buffer=False)
+                sys.meta_path.insert(0, finder)
+                yield finder.has_come
+            except Exception:
+                finder.heed()  # it may have come of what is half imported
+                raise
+            finally:
+                _put_back(before, finder)
         finally:
-            sys.meta_path.remove(finder)
-            signal.set_wakeup_fd(before)
+            _put_back(before, finder)  # Ctrl-C may have come just before
             with contextlib.suppress(OSError):  # there was none, or it is full or closed
                 os.write(before, finder.come())  # an event loop reads there what it is to handle
         finder.heed()
@@ -57,6 +60,13 @@ def importing(program: str) -> Iterator[None]:
     except KeyboardInterrupt:
         sys.stderr.write(f"{program}: interrupted\n")
         sys.exit(130)
+
+
+def _put_back(wakeup: int, finder: "_Finder") -> None:
+    """Of a file that is closed Python would not know, and write to what has its number next."""
+    signal.set_wakeup_fd(wakeup)
+    if finder in sys.meta_path:
+        sys.meta_path.remove(finder)
 
 
 class _Finder:

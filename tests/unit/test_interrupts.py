@@ -10,7 +10,9 @@ from contextlib import suppress
 
 import pytest
 
+from elastix import interrupts
 from elastix.interrupts import heeding
+from tests.interrupts import CtrlC
 
 SWALLOWS = """
 import os, signal
@@ -129,6 +131,29 @@ def test_without_one_nothing_is_raised_and_nothing_stays():
         pass
     assert sys.meta_path == path
     assert signal.set_wakeup_fd(-1) == -1
+
+
+def test_ctrl_c_before_any_line_leaves_nothing_that_is_looked_at(wakeup):
+    """A signal that comes later is written to no file that has the number of one that is closed."""
+    path, there = list(sys.meta_path), signal.set_wakeup_fd(-1)
+
+    def interrupted(ctrl_c):
+        signal.set_wakeup_fd(there)
+        try:
+            with ctrl_c:
+                run("pass")
+        except KeyboardInterrupt:
+            return True
+        return False
+
+    whole = CtrlC([interrupts.__file__])
+    assert not interrupted(whole)
+    for place, visits in whole.visits.items():
+        for visit in range(1, visits + 1):
+            assert interrupted(CtrlC([interrupts.__file__], place, visit)), place
+            assert sys.meta_path == path, place
+            assert signal.set_wakeup_fd(-1) in (there, -1), place
+    signal.set_wakeup_fd(there)
 
 
 def test_a_command_that_is_interrupted_while_it_is_imported_says_so_in_one_line(swallowing):
