@@ -6,7 +6,6 @@ Not here: anything about groups or samples (member), and any decision (controlle
 """
 
 import contextlib
-import logging
 import os
 import queue
 import threading
@@ -54,7 +53,7 @@ from elastix.train.control.messages import (
 from elastix.train.on_ray import affinity, lifeline
 from elastix.train.on_ray.placement import SLOT, Slot
 from elastix.train.on_ray.takeover import Presence, remove_groups, run_id
-from elastix.train.record.provenance import Installation, installation
+from elastix.train.record.provenance import Installation, warn_of_other
 from elastix.train.replica.link import FollowersLink, Life, Link
 from elastix.train.replica.member import Member
 from elastix.train.replica.notice import on_notice
@@ -63,7 +62,6 @@ from elastix.train.replica.train_function import let_go_of_memory, run_train
 from elastix.train.replica.usage import EVERY_S, Parts, Usage
 from elastix.train.replica.worker_state import KeptState
 
-logger = logging.getLogger(__name__)
 _PATIENCE_S = 5.0  # for an answer of the controller, before nobody is taken to lead the run
 _AGAIN_S = 0.1
 _ENDED_S = 10.0
@@ -264,13 +262,7 @@ class Worker:
         self._place = 0
         self._warm = self._noticed = False
         self._kept: KeptState | None = None
-        if not (here := installation()).is_same(job.driver):
-            logger.warning(
-                "this worker has elastix %s, and the run was begun with %s. It may fail, or "
-                "compute something else. Install the same on all nodes.",
-                here,
-                job.driver,
-            )
+        warn_of_other(job.driver, "this worker")
         on_notice(self._leave)  # here, since `run` is not in the main thread
 
     def _tell(self, worker: int, message: FromWorker) -> Any:  # noqa: ANN401 - Ray's reference

@@ -4,6 +4,7 @@ And whether all processes of a run have the same elastix, as several may be inst
 sends to another the other may take for something else.
 """
 
+import logging
 import os
 import platform
 import shlex
@@ -20,6 +21,7 @@ from blake3 import blake3
 
 import elastix
 
+logger = logging.getLogger(__name__)
 _GIT_S = 2.0
 
 
@@ -28,7 +30,7 @@ class Installation:
     """An elastix that a process has imported.
 
     Attributes:
-        version: as it is published.
+        version: as it is published; "" if it was not installed, but lies where Python looks.
         directory: of the package.
         digest: of all its modules; "" if they are in no directory.
     """
@@ -38,7 +40,7 @@ class Installation:
     digest: str
 
     def __str__(self) -> str:
-        return f"{self.version} in {self.directory} (code {self.digest[:8]})"
+        return f"{self.version} in {self.directory} (code {self.digest[:8]})".lstrip()
 
     def is_same(self, other: "Installation") -> bool:
         """Whether both have the same code, as far as it is known."""
@@ -51,12 +53,37 @@ class Installation:
 def installation() -> Installation:
     """Of this process."""
     package = Path(elastix.__file__).parent
-    hasher, found = blake3(), sorted(package.rglob("*.py"))
+    hasher, found = blake3(), sorted(filter(_is_module, package.rglob("*.py")))
     for path in found:
         code = path.read_bytes()
         hasher.update(f"{path.relative_to(package).as_posix()} {len(code)}\n".encode() + code)
     digest = hasher.hexdigest() if found else ""
-    return Installation(metadata.version("elastix"), str(package), digest)
+    return Installation(published(), str(package), digest)
+
+
+def warn_of_other(driver: Installation, who: str) -> None:
+    """Say so if this process, in a run that goes on, has another elastix than the driver."""
+    if not (here := installation()).is_same(driver):
+        logger.warning(
+            "%s has elastix %s, and the run was begun with %s. It may fail, or compute something "
+            "else. Install the same on all nodes.",
+            who,
+            here,
+            driver,
+        )
+
+
+def _is_module(path: Path) -> bool:
+    """Not what an editor has put beside them: a copy, or a link that leads nowhere."""
+    return path.stem.isidentifier() and path.is_file()
+
+
+def published() -> str:
+    """The version that pip knows of this elastix; "" for none, as of a copy that a job carries."""
+    try:
+        return metadata.version("elastix")
+    except metadata.PackageNotFoundError:
+        return ""
 
 
 def origin() -> dict[str, str]:
@@ -73,7 +100,7 @@ def origin() -> dict[str, str]:
 def versions() -> dict[str, str]:
     """Of what a result depends on."""
     return {
-        "elastix": metadata.version("elastix"),
+        "elastix": published(),
         "python": platform.python_version(),
         "torch": torch.__version__,
         "cpus": str(os.cpu_count()),
