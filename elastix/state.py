@@ -28,6 +28,7 @@ import numpy as np
 from blake3 import blake3
 
 from elastix import sharding
+from elastix.compiled_modules import plain
 from elastix.errors import ConfigError, StateError
 from elastix.lazy_import import later
 from elastix.nested_state import flatten, unflatten
@@ -210,12 +211,13 @@ class State:
                 f"build(config) must return a torch.nn.Module, not {model!r}. Nothing was loaded."
             )
         own: dict[str, Any] = self.model
-        for name in model.state_dict().keys() - own.keys():
+        inner = plain(model)
+        for name in inner.state_dict().keys() - own.keys():
             # What its get_extra_state gave; tensors of it may have been left out, by an export.
             with suppress(KeyError):
                 own[name] = unflatten(self.meta[f"@{name}"], self.tensors)
         try:
-            model.load_state_dict(own)
+            inner.load_state_dict(own)
         except RuntimeError as error:
             raise StateError(
                 f"build(config) gives another model than was stored: {error}. Give the function "

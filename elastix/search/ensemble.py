@@ -20,6 +20,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from elastix.arguments import checked
+from elastix.compiled_modules import plain
 from elastix.errors import ConfigError, NotFound, StateError
 from elastix.search.trial import Config, Trial
 from elastix.state import OF_MODEL, Ref, State, capture
@@ -68,6 +69,7 @@ class Ensemble(nn.Module):
         if temperature <= 0:
             raise ConfigError(f"temperature must be > 0, not {temperature!r}. Nothing was made.")
         self.members = nn.ModuleList(members)
+        plain(self)
         shares = torch.tensor(weights, dtype=torch.float64)
         self.register_buffer("weights", (shares / shares.sum()).float())
         self.register_buffer("temperature", torch.tensor(float(temperature)))

@@ -10,6 +10,7 @@ from torch.utils.data import Dataset, default_collate
 
 from elastix.arguments import check_value, checked, closest, require, single
 from elastix.comm.network.crew_world import DeviceMesh
+from elastix.compiled_modules import plain
 from elastix.data.loader import Loader
 from elastix.data.rehearsal import Rehearsal
 from elastix.data.source import Augment, Collate, Source
@@ -237,7 +238,7 @@ class Context:
             ConfigError: no module, an optimizer of other parameters, an object without a
                 state_dict, or parameters that differ between workers (names the first).
         """
-        self._member.prepare([_without_compiler(one) for one in objects])
+        self._member.prepare(list(map(_without_compiler, objects)))
         return objects if len(objects) > 1 else objects[0]
 
     def inherit(
@@ -569,10 +570,7 @@ class Context:
 
 
 def _without_compiler(one: Any) -> Any:  # noqa: ANN401 - what prepare takes
-    """The module inside of what torch.compile makes of it, which puts a prefix before all names."""
-    if isinstance(one, torch.nn.Module) and type(one).__name__ == "OptimizedModule":
-        return getattr(one, "_orig_mod", one)
-    return one
+    return plain(one) if isinstance(one, torch.nn.Module) else one
 
 
 def _check_rehearsal(call: str, value: object) -> None:
