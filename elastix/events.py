@@ -492,6 +492,13 @@ def where_raised(worker: int, rank: int, step: int) -> str:
 
 
 @dataclass(frozen=True, kw_only=True)
+class StopAsked(Event):
+    """The run was asked to end before its train function is through, once its State is stored."""
+
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class RunEnded(Event):
     """The run is over: "finished", "failed" or "interrupted"."""
 

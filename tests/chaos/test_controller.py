@@ -25,6 +25,7 @@ from elastix.events import (
     RunEnded,
     StateStored,
     StepCommitted,
+    StopAsked,
     WorkerLost,
     WorkerStarted,
 )
@@ -487,9 +488,105 @@ def test_a_detached_run_can_be_stopped(cluster, tmp_path):
     detached.stop()
     thread.join(100)
     assert isinstance(box["error"], elastix.Interrupted), repr(box)
-    assert [event.reason for event in events_of(tmp_path, StateStored)][-1] == "notice"
+    assert events_of(tmp_path, StateStored)[-1].step >= 7
     assert [event.outcome for event in events_of(tmp_path, RunEnded)] == ["interrupted"]
     nobody_left(tmp_path)
+
+
+def stopping(store, train=held, **run):
+    """A detached run that is asked to stop in the middle of its fourth step; go on: `go`."""
+    go = store / "go"
+    detached = trainer(store, functools.partial(train, go), run={"detached": True, **run})
+    thread, box = in_background(detached.fit)
+    until(lambda: steps_taken(store) >= 3)
+    return detached, thread, box, go
+
+
+def assert_stopped(store, thread, box):
+    thread.join(100)
+    assert isinstance(box.get("error"), elastix.Interrupted), repr(box)
+    assert [event.outcome for event in events_of(store, RunEnded)] == ["interrupted"]
+    nobody_left(store)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_a_run_that_is_being_stopped_is_so_after_the_death_of_its_controller(cluster, tmp_path):
+    detached, thread, box, go = stopping(tmp_path)
+    detached.stop()
+    until(lambda: events_of(tmp_path, StopAsked))
+    os.kill(controller_pid(tmp_path), signal.SIGKILL)
+    go.touch()
+    assert_stopped(tmp_path, thread, box)
+    stored = events_of(tmp_path, StateStored)
+    assert stored[0].reason == "notice"
+    result = detached.fit()
+    assert [event.step for event in events_of(tmp_path, Resumed)] == [stored[-1].step]
+    assert_exactly_once(list(result.events), CONFIG["epochs"])
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_a_run_whose_controller_is_being_started_anew_can_be_stopped(cluster, tmp_path):
+    detached, thread, box, go = stopping(tmp_path)
+    os.kill(controller_pid(tmp_path), signal.SIGKILL)
+    detached.stop()
+    go.touch()
+    assert_stopped(tmp_path, thread, box)
+    assert events_of(tmp_path, StateStored)[0].reason == "notice"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_a_run_that_is_being_stopped_and_loses_all_workers_ends_and_goes_on(cluster, tmp_path):
+    detached, thread, box, go = stopping(tmp_path)
+    detached.stop()
+    for event in events_of(tmp_path, WorkerStarted):
+        os.kill(event.pid, signal.SIGKILL)
+    assert_stopped(tmp_path, thread, box)
+    assert events_of(tmp_path, StateStored) == []
+    go.touch()
+    assert_exactly_once(list(detached.fit().events), CONFIG["epochs"])
+
+
+def lingering(go: Path, ctx):
+    """After the last step until the file is there."""
+    trainables.train(ctx)
+    until(go.exists)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_a_run_that_is_stopped_when_its_last_step_is_done_has_finished(cluster, tmp_path):
+    config = {**CONFIG, "samples": 270, "epochs": 1}
+    train = functools.partial(lingering, tmp_path / "go")
+    detached = trainer(tmp_path, train, config=config, run={"detached": True})
+    thread, box = in_background(detached.fit)
+    until(lambda: steps_taken(tmp_path) >= 9)
+    detached.stop()
+    until(lambda: events_of(tmp_path, StopAsked))
+    (tmp_path / "go").touch()
+    thread.join(100)
+    assert "error" not in box, repr(box)
+    assert_exactly_once(list(box["result"].events), 1)
+    assert [event.outcome for event in events_of(tmp_path, RunEnded)] == ["finished"]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_who_calls_fit_while_a_run_is_being_stopped_goes_on_with_it(cluster, tmp_path):
+    """As a warning tells whom to do who wants another config."""
+    detached, thread, box, go = stopping(tmp_path)
+    detached.stop()
+    again, found = in_background(detached.fit)
+    go.touch()
+    again.join(200)
+    thread.join(100)
+    assert isinstance(box.get("error"), elastix.Interrupted), repr(box)
+    assert "error" not in found, repr(found)
+    assert_exactly_once(list(found["result"].events), CONFIG["epochs"])
+    outcomes = [event.outcome for event in events_of(tmp_path, RunEnded)]
+    assert outcomes == ["interrupted", "finished"]
 
 
 def test_the_journal_numbers_what_several_workers_may_send(tmp_path):

@@ -17,7 +17,14 @@ import pytest
 
 import elastix
 from elastix.data.audit import audit
-from elastix.events import StepCommitted, WorkerLost, WorkerStarted
+from elastix.events import (
+    Resumed,
+    RunEnded,
+    StateStored,
+    StepCommitted,
+    WorkerLost,
+    WorkerStarted,
+)
 from elastix.observe import journal
 from tests.integration import nodes
 
@@ -174,6 +181,28 @@ def test_training_is_submitted(head, tmp_path):
     logs = head.cli("logs", "train")
     assert "samples exact" in logs
     assert "accuracy" in logs
+
+
+def test_a_job_that_is_stopped_stores_its_state_and_goes_on_from_there(head, tmp_path):
+    """In the time that Ray gives it."""
+    arguments = ("jobs/train.py", "--recipe", "digits", "--store", str(tmp_path))
+    variables = {"ELASTIX_EPOCHS": "100000", "RAY_JOB_STOP_WAIT_TIME_S": "100"}
+    head.submit("first", *arguments, **variables)
+    path = tmp_path / "runs" / "digits-train" / "journal.jsonl"
+    nodes.await_event(path, lambda event: isinstance(event, StepCommitted))
+    head.cli("stop", "first")
+    head.wait("first", "stopped")
+    events = list(journal.read(path))
+    ended = [event for event in events if isinstance(event, RunEnded)]
+    assert [(event.outcome, event.message) for event in ended] == [("interrupted", "SIGTERM")]
+    stored = [event for event in events if isinstance(event, StateStored)][-1]
+    assert "interrupted after step" in head.cli("logs", "first")
+    head.submit("second", *arguments, **variables)
+    resumed = nodes.await_event(path, lambda event: isinstance(event, Resumed))
+    assert (resumed.step, resumed.ref) == (stored.step, stored.ref)
+    nodes.await_event(path, lambda e: isinstance(e, StepCommitted) and e.t > resumed.t)
+    head.cli("stop", "second")
+    head.wait("second", "stopped")
 
 
 def test_a_node_dies_under_a_job(head, tmp_path):

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from elastix.events import RunEnded, StateStored
+from elastix.events import RunEnded, StateStored, WorkerStarted
 from elastix.observe import journal
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -124,6 +124,7 @@ def test_a_driver_whose_elastix_is_not_that_of_the_workers_begins_nothing(cluste
     ("own", "sent"),
     [
         (False, signal.SIGINT),
+        pytest.param(False, signal.SIGTERM, marks=pytest.mark.slow),
         pytest.param(True, signal.SIGINT, marks=pytest.mark.slow),
         pytest.param(True, signal.SIGTERM, marks=pytest.mark.slow),
     ],
@@ -144,8 +145,9 @@ def test_ctrl_c_ends_the_run_once_its_state_is_stored(cluster, folder, own, sent
             break
     os.killpg(process.pid, sent)  # as a terminal does, and `timeout`
     output, _ = process.communicate(timeout=60)
-    # Where Ray is up still, its own hook for exceptions makes it 1.
-    code = 128 + sent if sent == signal.SIGTERM else -sent if own else 1
+    # Where Ray is up still, its own hook for exceptions makes it 1, and its handler of SIGTERM 15.
+    codes = {signal.SIGINT: (1, -sent), signal.SIGTERM: (sent, 128 + sent)}
+    code = codes[sent][own]
     assert process.returncode == code, output
     assert "Traceback" not in output
     told = [line for line in output.splitlines() if "interrupted after step" in line]
@@ -158,6 +160,40 @@ def test_ctrl_c_ends_the_run_once_its_state_is_stored(cluster, folder, own, sent
     stored = [event for event in events if isinstance(event, StateStored)]
     assert stored[-1].reason == "notice"
     assert f"goes on from the State after step {stored[-1].step}" in told[0]
+    assert wait_until_gone(folder) == []
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_worker_of_another_elastix_that_comes_later_is_told_of(folder):
+    """As after an upgrade while the run goes on."""
+    ignored = shutil.ignore_patterns("__pycache__")
+    shutil.copytree(ROOT / "elastix", folder / "other" / "elastix", ignore=ignored)
+    process = start(folder, epochs=100_000, path=f"{folder / 'other'}:{ROOT}")
+    assert process.stdout is not None
+    heard: list[str] = []
+
+    def comes(words):
+        for line in process.stdout:
+            heard.append(line)
+            if words in line:
+                return line
+        raise AssertionError("".join(heard))
+
+    try:
+        comes("accuracy")
+        with (folder / "other" / "elastix" / "events.py").open("a") as module:
+            module.write("# changed\n")
+        events = journal.read(folder / "runs" / "script" / "journal.jsonl")
+        first = next(event for event in events if isinstance(event, WorkerStarted))
+        os.kill(first.pid, signal.SIGKILL)
+        said = comes("this worker has elastix")
+        assert said.count(str(folder / "other" / "elastix")) == 2, said
+        os.kill(process.pid, signal.SIGINT)
+        output, _ = process.communicate(timeout=100)
+        assert "interrupted after step" in output
+    finally:
+        process.kill()
     assert wait_until_gone(folder) == []
 
 

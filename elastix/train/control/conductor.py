@@ -24,7 +24,10 @@ from elastix.events import (
     ReplicasDiverged,
     Resumed,
     RunEnded,
+    StateNotStored,
+    StateStored,
     StepCommitted,
+    StopAsked,
     WorkerLeft,
     WorkerLost,
     WorkerNotStarted,
@@ -176,11 +179,9 @@ class Conductor:
         outcome, message = "finished", ""
         if self.error is not None:
             outcome, message = "failed", str(self.error)
-        elif self._interruption.over or not self._roster.over:
-            outcome = "interrupted"
-            message = (
-                self._interruption.reason or "It was ended before its train function was through."
-            )
+        elif not self._roster.over:
+            why = "It was ended before its train function was through."
+            outcome, message = "interrupted", self._interruption.reason or why
         return RunEnded(outcome=outcome, step=self.state.step, message=message)
 
     # ------------------------------------------------------------------ what the shell says
@@ -246,6 +247,8 @@ class Conductor:
         for worker in (one.worker for one in present if one.noticed):
             if worker in self._roster.members:
                 self._ask_to_leave(worker, self._workers[worker], "notice")
+        if state.stopping:  # of which those who are here may not have heard
+            self._interrupt(state.stopping, now)
         return self._done()
 
     def room(
@@ -287,6 +290,8 @@ class Conductor:
             case Entered():
                 self._push(self._roster.entered(worker, message.generation))
                 self._shadows.entered(worker)
+                if self._interruption.reason:  # it may not have heard, or was given a State since
+                    self._do(Tell(worker, StoreSoon()))
                 if self._roster.settled:
                     self._detector.settled(self._roster.members)
             case Started():
@@ -364,7 +369,8 @@ class Conductor:
 
     def tick(self, now: float) -> list[Action]:
         """Time has passed. To be called a few times a second."""
-        self._interruption.look(now, held=bool(self._roster.holders))
+        if self.phase is not Phase.OVER:
+            self._interruption.look(now, held=self._held)
         if self.phase is not Phase.RUNNING:
             return []
         extinct = self._roster.extinct and self._shadows.heir is None
@@ -428,15 +434,20 @@ class Conductor:
 
     def stop(self, reason: str, now: float) -> list[Action]:
         """End the run when its State is stored: see Interruption."""
-        if not self._interruption.reason:
-            self._do(Tell(None, StoreSoon()))
-        self._interruption.ask(reason, self.state.step, now)
-        self._interruption.look(now, held=bool(self._roster.holders))
+        if self.phase is not Phase.OVER:
+            self._interrupt(reason, now)
         return self._done()
 
-    def stored(self, step: int, reason: str) -> None:
-        """A State is in the store, or could not be stored."""
-        self._interruption.stored(step, reason)
+    def stored(self, event: StateStored) -> None:
+        """A State is in the store; the shell has written that."""
+        self.state.take(event)
+        self._interruption.stored(event.step, event.reason)
+
+    def not_stored(self, event: StateNotStored) -> list[Action]:
+        """A State could not be stored; the shell has written that."""
+        if self._interruption.not_stored(event.step, event.reason):
+            self._do(Tell(None, StoreSoon()))
+        return self._done()
 
     def fail(self, error: ElastixError) -> None:
         """The run cannot go on."""
@@ -481,6 +492,20 @@ class Conductor:
 
         for worker, donors in self._shadows.invitations(self._roster, address):
             self._do(Tell(worker, CatchUp(donors, shadow=True)))
+
+    def _interrupt(self, reason: str, now: float) -> None:
+        if not self.state.stopping:
+            self._write(StopAsked(reason=reason))
+        if not self._interruption.reason:
+            self._do(Tell(None, StoreSoon()))
+        self._interruption.ask(reason, self.state.step, self.state.stored, now)
+        self._interruption.look(now, held=self._held)
+
+    @property
+    def _held(self) -> bool:
+        """Whether somebody has the State, or a shadow that goes on in place of all others."""
+        shadows = self._shadows
+        return bool(self._roster.holders) or shadows.can_go_on or shadows.heir is not None
 
     def _succeeded(self, worker: int, said: Succeeded, now: float) -> None:
         """A shadow goes on in place of the group, unless there is something better."""
@@ -707,7 +732,8 @@ class Conductor:
         roster = self._roster
         if roster.founded and roster.holders and now - self._vacant_since <= RECOVERY_S:
             return
-        while self._room > 0 and self.phase is Phase.RUNNING and not self._finished:
+        ends = self._finished or bool(self._interruption.reason)
+        while self._room > 0 and self.phase is Phase.RUNNING and not ends:
             founders = self._terms.founders if self.founder is None else 1
             if not roster.founded and len(self._workers) >= founders:
                 return

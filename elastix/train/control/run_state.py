@@ -9,7 +9,9 @@ from elastix.events import (
     ProcessorsDiffer,
     Resumed,
     ResumedFromShadow,
+    StateStored,
     StepCommitted,
+    StopAsked,
     WorkerLeft,
     WorkerLost,
     WorkerNotStarted,
@@ -38,6 +40,9 @@ class RunState:
         computes_with: by worker, on what its last bits depend; see Ready.
         kinds: of these, all that there have been.
         processors: of these, what was said to differ.
+        stored: the step of the newest State that is in the store, was not taken for its score
+            alone, and is not the final one.
+        stopping: why the run was asked to end; empty if it was not.
     """
 
     step: int = 0
@@ -54,8 +59,12 @@ class RunState:
     computes_with: dict[int, str] = field(default_factory=dict)
     kinds: frozenset[str] = frozenset()
     processors: frozenset[str] = frozenset()
+    stored: int = 0
+    stopping: str = ""
 
-    def take(self, event: Event, sequence: int | None = None) -> None:
+    def take(  # noqa: C901 - a case per event
+        self, event: Event, sequence: int | None = None
+    ) -> None:
         """Count one more event."""
         if sequence is not None:
             self.sequence = sequence
@@ -67,6 +76,7 @@ class RunState:
             case Resumed():
                 self._give_up_from(event.step + 1)
                 self.step, self.sequence = event.step, event.sequence - 1
+                self.stored = event.step if event.ref else self.stored
             case ResumedFromShadow():
                 if event.steps_lost:  # what it will send again is known, or void
                     self.sequence = event.sequence - 1
@@ -89,6 +99,10 @@ class RunState:
                 self._take_out(event)
             case WorkerLeft():
                 self._take_out(event)
+            case StateStored() if event.reason not in ("best", "final"):
+                self.stored = event.step
+            case StopAsked():
+                self.stopping = event.reason
 
     def _take_out(self, event: WorkerLost | WorkerNotStarted | WorkerLeft) -> None:
         self.members.discard(event.worker)

@@ -59,7 +59,7 @@ from elastix.train.on_ray.worker import Job, Worker
 from elastix.train.on_ray.worker_handle import WorkerHandle
 from elastix.train.record.conductor_shell import Shell
 from elastix.train.record.pickled_function import TRAIN, read_code
-from elastix.train.record.provenance import Installation, installation
+from elastix.train.record.provenance import Installation, installation, warn_of_other
 from elastix.train.record.start_or_resume import begin, going_back
 from elastix.train.replica.link import Life, Settings
 from elastix.train.replica.model_source import ModelSource
@@ -160,6 +160,8 @@ class Controller(Shell):
         self._opened = threading.Event()  # the store is
         self._over = threading.Event()
         self._told = time.monotonic()  # when a driver last asked
+        self._begun = False  # it is known who is at work
+        self._stop_reason = ""  # of who has asked for the end before that
         with warnings.catch_warnings():  # Ray's property warns of a deprecated one that it uses
             warnings.simplefilter("ignore", DeprecationWarning)
             again = ray.get_runtime_context().was_current_actor_reconstructed
@@ -223,6 +225,7 @@ class Controller(Shell):
                 "trained. Install the same on all nodes, or give Ray's workers the driver's by "
                 "runtime_env."
             )
+        warn_of_other(plan.driver, "the new controller")
         self._train = read_code(plan.directory / TRAIN, plan.code)
         store = plan.model_source.open_store() if plan.model_source is not None else None
         store = store or Store(plan.run.store)
@@ -269,6 +272,9 @@ class Controller(Shell):
                 self._take_over(*found)
             else:
                 self._do(self._conductor.begin([plan.opening, *begun]))
+            self._begun = True
+            if self._stop_reason:
+                self._do(self._conductor.stop(self._stop_reason, time.monotonic()))
             self._look_for_room()
         return True
 
@@ -330,7 +336,10 @@ class Controller(Shell):
     def stop(self, reason: str) -> None:
         """End the run when its State is stored; asked again, at once."""
         with self._lock:
-            self._do(self._conductor.stop(reason, time.monotonic()))
+            if self._begun:
+                self._do(self._conductor.stop(reason, time.monotonic()))
+            else:
+                self._stop_reason = reason
 
     @ray.method(concurrency_group="driver")
     def follow(self, start: int, wait_s: float) -> Followed:
@@ -364,9 +373,11 @@ class Controller(Shell):
         with self._lock:
             summary = self._log.summary()
             over = self._over.is_set() or self._log.ended is not None
+            stopping = bool(self._stop_reason or self._conductor.state.stopping)
         return {
             **summary,
             "over": over,
+            "stopping": stopping,
             "store": self._plan.run.store,
             "directory": str(self._plan.directory),
         }

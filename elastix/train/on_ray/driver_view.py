@@ -1,6 +1,5 @@
 """The driver's view of a run: events as they come, through the death of the controller."""
 
-import contextlib
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -11,12 +10,14 @@ from ray.exceptions import ActorDiedError, GetTimeoutError, RayActorError, RayEr
 from elastix.errors import ControllerLost
 from elastix.events import Event
 from elastix.observe.console import Console
+from elastix.train.control.interruption import MOMENT_S
 from elastix.train.on_ray.controller import Followed
 
 _STOP_S = 40.0  # to store the State, and to end
 _ASK_S = 1.0
 _ANSWER_S = 30.0
 _RESTART_S = 300.0
+_AGAIN_S = 0.1
 
 
 class DriverView:
@@ -38,6 +39,7 @@ class DriverView:
         self._console = console
         self._watch = watch
         self._seen = 0
+        self._ended_by_watch = False
 
     def follow(self) -> Followed:
         """Show events until the run is over. Blocks.
@@ -68,7 +70,7 @@ class DriverView:
                         f"{error} The workers end by themselves when it is ended. fit() again goes "
                         "on from the last stored State. Look at Ray's logs for why it cannot start."
                     ) from error
-                time.sleep(0.1)
+                time.sleep(_AGAIN_S)
                 continue
             except RayError as error:
                 raise ControllerLost(f"the controller cannot be asked: {error}") from error
@@ -77,12 +79,30 @@ class DriverView:
                 return news
 
     def stop(self, reason: str) -> None:
-        """Interrupt the run, and show events until its State is stored and it has ended."""
-        with contextlib.suppress(RayActorError, GetTimeoutError):
-            ray.get(self._controller.stop.remote(reason), timeout=_ANSWER_S)
-            deadline = time.monotonic() + _STOP_S
-            while time.monotonic() < deadline and not self._look().over:
-                pass
+        """Interrupt the run, and show events until its State is stored and it has ended.
+
+        Through the death of the controller. Ctrl-C meanwhile ends the waiting, unless it is the
+        one that has led here, passed on by another program.
+        """
+        began = time.monotonic()
+        told = asked = False
+        while (left_s := began + _STOP_S - time.monotonic()) > 0:
+            try:
+                if not told:
+                    told = True
+                    self._console.stopping()
+                asked = asked or ask_to_stop(self._controller, reason, left_s)
+                if self._look().over:
+                    return
+            except KeyboardInterrupt:
+                if self._ended_by_watch or time.monotonic() - began > MOMENT_S:
+                    raise
+            except ActorDiedError:
+                return
+            except (RayActorError, GetTimeoutError):  # Ray starts it anew, and it goes on with this
+                time.sleep(_AGAIN_S)
+            except RayError:
+                return
 
     def _look(self) -> Followed:
         """What is new; waits a moment for something."""
@@ -93,14 +113,53 @@ class DriverView:
             self._console.show(event)
         self._console.tick()
         if self._watch is not None:
-            self._watch(news.events)
+            try:
+                self._watch(news.events)
+            except KeyboardInterrupt:
+                self._ended_by_watch = True
+                raise
         return news
 
 
+def ask_to_stop(controller: Any, reason: str, within_s: float) -> bool:  # noqa: ANN401 - a handle
+    """Ask for the end of a run, once; False if its controller does not answer in time.
+
+    One that dies may have heard it, and noted it, or not: its successor says which.
+
+    Raises:
+        ActorDiedError: there is no successor.
+    """
+    deadline, perhaps = time.monotonic() + within_s, False
+    while time.monotonic() < deadline:
+        try:
+            if not (perhaps and _ends(controller)):
+                ray.get(controller.stop.remote(reason), timeout=_ANSWER_S)
+        except ActorDiedError:
+            raise
+        except (RayActorError, GetTimeoutError):
+            perhaps = True
+            time.sleep(_AGAIN_S)
+        else:
+            return True
+    return False
+
+
+def _ends(controller: Any) -> bool:  # noqa: ANN401 - a handle
+    status = ray.get(controller.status.remote(), timeout=_ANSWER_S)
+    return bool(status["stopping"] or status["over"])
+
+
 def is_over(controller: Any) -> bool:  # noqa: ANN401 - a handle
-    """Whether its run has ended, well or not; False also if it does not answer in time."""
+    """Whether its run has ended, well or not; False also if it does not answer in time.
+
+    One that is being stopped is waited for.
+    """
     try:
-        return bool(ray.get(controller.status.remote(), timeout=_ANSWER_S)["over"])
+        while True:
+            status = ray.get(controller.status.remote(), timeout=_ANSWER_S)
+            if status["over"] or not status["stopping"]:
+                return bool(status["over"])
+            time.sleep(_AGAIN_S)
     except ActorDiedError:
         return True
     except (RayActorError, GetTimeoutError):

@@ -14,7 +14,7 @@ import ray
 from ray.util.placement_group import PlacementGroup
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from elastix.errors import Conflict, Interrupted, WorkerFailed
+from elastix.errors import Conflict, ControllerLost, Interrupted, WorkerFailed
 from elastix.events import Event, RunStarted
 from elastix.observe import journal
 from elastix.observe.console import Console
@@ -29,7 +29,7 @@ from elastix.train.on_ray import takeover
 from elastix.train.on_ray.actor_classes import as_actor
 from elastix.train.on_ray.controller import Controller, RunRequest
 from elastix.train.on_ray.crew_controller import CrewController
-from elastix.train.on_ray.driver_view import DriverView, is_over
+from elastix.train.on_ray.driver_view import DriverView, ask_to_stop, is_over
 from elastix.train.on_ray.find_ray import hold_ray, let_go_of_ray
 from elastix.train.on_ray.pickled_train import pickle_train
 from elastix.train.on_ray.room import check_capacity, give_back, reserve
@@ -41,6 +41,8 @@ from elastix.train.record.result import Result
 from elastix.train.replica.profiler import FOLDER
 
 logger = logging.getLogger(__name__)
+_HEARD_S = 300.0  # a controller that has died is started anew by Ray
+_HEARS_S = 10.0  # another driver that its run has ended
 
 
 class Launch:
@@ -61,6 +63,7 @@ class Launch:
         self._opening = opening
         self._directory = asked.directory
         self._id = run_id(asked)
+        self._owns = False
 
     def fit(self) -> Result:
         """See ElasticTrainer.fit."""
@@ -88,7 +91,7 @@ class Launch:
                     )
                 return self._follow(controller, history(self._directory, attached=True))
             if refusal is not None:
-                raise refusal
+                self._own(held, _HEARS_S)  # its run has ended since, or it is refused once more
             most = check_capacity(self._asked.scaling)
             takeover.sweep(self._id)
             self._directory.mkdir(parents=True, exist_ok=True)
@@ -106,7 +109,7 @@ class Launch:
                 if not self._asked.run.detached:
                     give_back(groups)
 
-    def _own(self, held: contextlib.ExitStack) -> None:
+    def _own(self, held: contextlib.ExitStack, patience_s: float = 0.0) -> None:
         """Make this the one process that trains the run, as long as `held` is.
 
         Whoever writes the journal has a lock as well (observe.journal), so a detached run is owned
@@ -117,9 +120,12 @@ class Launch:
             Conflict: another process is at this run; names it.
         """
         what = f"run {self._asked.run.name!r} of this store is being trained"
-        # A trial has one owner at a time.
-        patience_s = takeover.LET_GO_S if self._asked.watch else 0.0
-        held.enter_context(Lock(self._directory / DRIVER_LOCK, what, patience_s=patience_s))
+        if not self._owns:
+            # A trial has one owner at a time.
+            patience_s = takeover.LET_GO_S if self._asked.watch else patience_s
+            lock = Lock(self._directory / DRIVER_LOCK, what, patience_s=patience_s)
+            held.enter_context(lock)
+            self._owns = True
         writer = holder(journal.lock_of(self._directory / "journal.jsonl"))
         if writer is not None and writer.stays:
             raise Conflict(
@@ -131,7 +137,8 @@ class Launch:
         """The controller of this run, if it is detached and going on.
 
         One whose run is over stays for some seconds, to tell whoever follows it how that ended. Who
-        comes now would take that for the outcome of what it has asked for itself.
+        comes now would take that for the outcome of what it has asked for itself. So would who
+        comes while it is being stopped, and waits.
         """
         if not self._asked.run.detached:
             return None
@@ -217,7 +224,6 @@ class Launch:
             except (KeyboardInterrupt, SystemExit) as asked:  # Ctrl-C or SIGTERM
                 if not detached:
                     with contextlib.suppress(KeyboardInterrupt):  # once more: it is not waited for
-                        console.stopping()
                         view.stop(_reason(asked))
                 console.interrupted(goes_on=detached)
                 asked.__context__ = None
@@ -230,7 +236,7 @@ class Launch:
                     merge(self._directory / FOLDER, journal.read(self._directory / "journal.jsonl"))
             if isinstance(ended.error, Interrupted):
                 console.interrupted()
-                raise ended.error
+                raise ended.error if self._asked.quiet else told(ended.error)
             if ended.error is not None:
                 console.failed(ended.error)
                 if isinstance(ended.error, WorkerFailed):
@@ -245,7 +251,8 @@ def _reason(asked: KeyboardInterrupt | SystemExit) -> str:
     """What ends the run, for its journal. A handler of SIGTERM raises SystemExit."""
     if isinstance(asked, KeyboardInterrupt):
         return "Ctrl-C"
-    return "SIGTERM" if asked.code == 128 + signal.SIGTERM else f"the program ended ({asked.code})"
+    by_signal = asked.code in (signal.SIGTERM, 128 + signal.SIGTERM)  # Ray's handler, and ours
+    return "SIGTERM" if by_signal else f"the program ended ({asked.code})"
 
 
 def run_id(asked: RunSettings) -> str:
@@ -256,6 +263,15 @@ def run_id(asked: RunSettings) -> str:
 def end(asked: RunSettings) -> None:
     """See ElasticTrainer.stop."""
     controller = takeover.find_controller(run_id(asked))
-    if controller is not None:
-        with contextlib.suppress(ray.exceptions.RayActorError):
-            ray.get(controller.stop.remote("stopped"))
+    if controller is None:
+        return
+    try:
+        heard = ask_to_stop(controller, "stopped", _HEARD_S)
+    except ray.exceptions.ActorDiedError:
+        return
+    if not heard:
+        raise ControllerLost(
+            f"the controller of run {asked.run.name!r} did not answer within {_HEARD_S:.0f} s, and "
+            "may not have heard that it is to stop. Call stop() again, and look at Ray's logs for "
+            "why it does not answer."
+        )

@@ -169,7 +169,11 @@ class ElasticTrainer:
         """Stop a detached run when its State is stored; `fit` again goes on from it.
 
         Does not wait for that. Asked again, or when storing takes longer than 20 s, the run ends
-        at once. Does nothing if it is over. Needs the connection to its Ray cluster.
+        at once; asked twice within a second is asked once. Does nothing if it is over. Needs the
+        connection to its Ray cluster.
+
+        Raises:
+            ControllerLost: the controller does not answer, nor come back.
         """
         from elastix.train.on_ray.launch import end  # Ray takes a second to import
 

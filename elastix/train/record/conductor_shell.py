@@ -153,8 +153,10 @@ class Shell(ABC):
             except StoreError as error:
                 self._conductor.fail(error)
                 return False
-            if isinstance(event, StateStored | StateNotStored):
-                self._conductor.stored(event.step, event.reason)
+            if isinstance(event, StateStored):
+                self._conductor.stored(event)
+            elif isinstance(event, StateNotStored):
+                self._do(self._conductor.not_stored(event))
             return True
 
     def _fail(self, error: ElastixError) -> None:

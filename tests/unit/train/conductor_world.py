@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from elastix.comm.protocol.membership import Membership
 from elastix.config import FailureConfig
 from elastix.errors import QuorumLost
-from elastix.events import Resumed, RunStarted, StepCommitted, WorkerLost
+from elastix.events import Resumed, RunStarted, StateStored, StepCommitted, WorkerLost
 from elastix.train.control.actions import (
     EndWorker,
     Forget,
@@ -36,6 +36,7 @@ from elastix.train.control.messages import (
     Ready,
     RecordEvents,
     Started,
+    StoreSoon,
     Succeeded,
     Suspect,
 )
@@ -61,6 +62,7 @@ class Worker:
     cut_off: bool = False
     busy: float = 1.0  # own work for a step, in lengths of a step
     waited_s: float = 0.0
+    stores: bool = False  # it was told to, and has not since it was given the State
     told: list = field(default_factory=list)
 
 
@@ -82,6 +84,7 @@ class World:
         start_s=START_S,
         nodes=1,
         first_step_s=0.0,
+        store_s=None,
         **failure,
     ):
         self.failure = FailureConfig(**failure)
@@ -115,6 +118,7 @@ class World:
         self.proposal = None
         self.step, self.steps, self.step_s = 0, steps, step_s
         self.stored_step = 0
+        self.store_s = store_s  # what storing takes, if they do so when they are told to
         self.begun_s = 0.0
         self.stalled = True
         self.dismissed = self.paused = False
@@ -290,6 +294,9 @@ class World:
                 self._later(CATCH_UP_S, lambda: self._caught_up(to))
             case Dismiss():
                 self.dismissed = True
+            case StoreSoon():
+                for worker in self.alive.values():
+                    worker.stores = worker.stores or to in (None, worker.id)
 
     # ------------------------------------------------------------------ the workers
 
@@ -344,6 +351,7 @@ class World:
                 outcome = Outcome(kind=kind, generation=membership.generation, step=self.step)
                 self._do(self.conductor.ended(worker, outcome, self.now))
         for member in members:
+            member.stores = member.stores and member.holder  # whoever is given the State forgets
             member.holder, member.generation = True, membership.generation
             if membership.size > 1 and member.id in self.shadows - self.heirs:
                 self.shadows.discard(member.id)
@@ -380,6 +388,9 @@ class World:
                 step=self.step, generation=group.generation, world_size=len(members), batches=()
             )
             self._say(group.members[0], RecordEvents(((self.step, event),)))
+            if self.store_s is not None and members[0].stores:
+                members[0].stores = False
+                self._store_soon(members)
         if self.step >= self.steps:
             finished = Outcome(
                 kind=OutcomeKind.FINISHED, generation=group.generation, step=self.step
@@ -387,6 +398,24 @@ class World:
             self._all_end(members, finished)
         else:
             self._cross(group)
+
+    def _store_soon(self, members):
+        """In the background, as long as one of those lives who have a copy."""
+        step = self.step
+
+        def done():
+            if any(member.id in self.alive for member in members):
+                self.store(step, "notice")
+
+        self._later(self.store_s, done)
+
+    def store(self, step, reason):
+        """The State after `step` is in the store."""
+        event = StateStored(ref="stored", step=step, reason=reason, stored_bytes=0, store_s=0.0)
+        self.stored_step = step
+        self.written.append(event)
+        self.entries.append(Write(event))
+        self.conductor.stored(event)
 
     def _cross(self, group):
         """The boundary between two steps."""

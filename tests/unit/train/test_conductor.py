@@ -14,7 +14,9 @@ from elastix.events import (
     ReplicasDiverged,
     Resumed,
     RunStarted,
+    StateNotStored,
     StepCommitted,
+    StopAsked,
     WorkerLeft,
     WorkerLost,
     WorkerNotStarted,
@@ -533,9 +535,9 @@ def stop(world):
 def test_a_run_that_is_stopped_ends_when_its_state_is_stored():
     world = World(2, step_s=1.0)
     world.at(20, stop)
-    world.at(21, lambda w: w.conductor.stored(w.conductor.state.step - 5, "every_steps"))
-    world.at(22, lambda w: w.conductor.stored(w.conductor.state.step, "best"))
-    world.at(23, lambda w: w.conductor.stored(w.conductor.state.step, "notice"))
+    world.at(21, lambda w: w.store(w.step - 5, "every_steps"))
+    world.at(22, lambda w: w.store(w.step, "best"))
+    world.at(23, lambda w: w.store(w.step, "notice"))
     ending = world.run()
     assert (ending.outcome, ending.message, world.now) == ("interrupted", "Ctrl-C", 23)
 
@@ -552,8 +554,80 @@ def test_a_run_that_is_stopped_again_ends_at_once():
     world.play(20.5)
     assert told_to_store(world.conductor.stop("Ctrl-C", 20.5))
     assert world.conductor.phase is Phase.RUNNING
-    assert not told_to_store(world.conductor.stop("Ctrl-C", 20.6))
+    assert not told_to_store(world.conductor.stop("Ctrl-C", 22.0))
     assert world.conductor.phase is Phase.OVER
+
+
+def test_two_that_stop_a_run_at_the_same_time_stop_it_once():
+    """Its State is stored nevertheless."""
+    world = World(2, store_s=2.0)
+    world.at(20, stop)
+    world.at(20.1, stop)
+    assert world.run().outcome == "interrupted"
+    assert world.stored_step > 0
+    assert len(world.events(StopAsked)) == 1
+
+
+def test_a_run_whose_state_is_stored_already_is_stopped_at_once():
+    """Nobody would store it once more."""
+    world = World(2, step_s=100.0)
+    world.at(START_S + 150, lambda w: w.store(w.step, "every_steps"))
+    world.at(START_S + 151, stop)
+    assert (world.run().outcome, world.now) == ("interrupted", START_S + 151)
+
+
+def test_who_comes_in_while_a_run_is_stopped_is_told_to_store_the_state():
+    """What it hears before it is given the State it forgets; all others die before they have."""
+    world = World(2, spares=1, step_s=1.0, store_s=3.0, replace=False)
+    world.at(40, lambda w: w.kill(0))
+    world.at(41.05, stop)  # the spare comes in at the next boundary
+    world.at(41.5, lambda w: w.kill(1))
+    assert world.run().outcome == "interrupted"
+    assert world.group.members == (2,)
+    assert world.stored_step > 0
+
+
+def test_a_run_that_is_stopped_tries_once_more_if_its_state_cannot_be_stored():
+    """The first copy may be torn, by a train function that changes what is copied."""
+    world = World(2)
+    world.play(20.5)
+    stop(world)
+    failed = StateNotStored(step=world.step, reason="notice", why="it changed")
+    assert not told_to_store(world.conductor.not_stored(replace(failed, step=world.step - 1)))
+    assert told_to_store(world.conductor.not_stored(failed))
+    assert world.conductor.phase is Phase.RUNNING
+    assert not told_to_store(world.conductor.not_stored(failed))
+    assert world.conductor.phase is Phase.OVER
+
+
+def test_a_run_that_is_stopped_starts_nobody():
+    world = World(2, step_s=1.0)
+    world.at(20, stop)
+    world.at(21, lambda w: w.kill(1))
+    assert world.run().outcome == "interrupted"
+    assert world.started == {0, 1}
+
+
+def test_another_conductor_goes_on_with_the_stop():
+    world = World(2, store_s=3.0)
+    world.at(20.5, stop)
+    world.at(20.6, World.take_over)
+    ending = world.run()
+    assert (ending.outcome, ending.message) == ("interrupted", "Ctrl-C")
+    assert world.step < 30
+    assert world.stored_step > 0
+
+
+def test_a_run_that_is_stopped_goes_on_from_its_shadow_and_stores_that():
+    world = World(2, shadows=1, store_s=1.0)
+    world.play(40)
+    assert world.shadow_holds()
+    stop(world)
+    for worker in (0, 1):
+        world.kill(worker)
+    step = world.step
+    assert world.run().outcome == "interrupted"
+    assert world.stored_step >= step
 
 
 def test_a_run_that_is_stopped_before_anybody_has_the_state_ends_at_once():
@@ -571,10 +645,14 @@ def test_a_run_that_is_stopped_and_loses_all_its_workers_ends():
 
 
 def test_a_run_that_is_stopped_and_ends_meanwhile_has_finished():
+    """Also if somebody looks, or asks for its end once more, when all are through."""
     world = World(2, steps=10)
-    world.at(START_S + 1, stop)
-    world.at(START_S + 2, lambda w: w.conductor.stored(w.conductor.state.step, "final"))
+    world.at(START_S + 2, stop)
+    world.at(START_S + 3, lambda w: w.store(w.step, "final"))
     assert world.run().outcome == "finished"
+    world.conductor.tick(world.now + 0.2)
+    assert world.conductor.stop("stopped", world.now + 5) == []
+    assert world.conductor.ending().outcome == "finished"
 
 
 def test_an_event_that_several_send_is_written_once():
@@ -878,6 +956,40 @@ def test_whatever_befalls_it_the_run_comes_to_its_end(seed):
         ending = world.run()
         assert ending.outcome == "finished", (number, ending)
         assert committed_once(world), number
+
+
+@pytest.mark.parametrize("seed", range(0, 400, 50))
+def test_whatever_befalls_a_run_that_is_stopped_it_ends(seed):
+    """Nobody is left behind, and it has finished only if all steps were taken."""
+    for number in range(seed, seed + 50):
+        chance = random.Random(number)
+        workers = chance.randint(1, 5)
+        world = World(
+            workers,
+            spares=chance.choice([0, 0, 1, 2]),
+            shadows=chance.choice([0, 0, 1]),
+            min_workers=chance.randint(1, workers),
+            steps=40,
+            step_s=chance.choice([0.3, 1.0, 30.0]),
+            start_s=chance.choice([0.5, 10.0]),
+            store_s=chance.choice([None, 0.1, 3.0, 30.0]),
+            hang_timeout_s=5.0,
+            wait_s=1000.0,
+            replace=chance.random() < 0.8,
+        )
+        befalls(world, chance)
+        asked = chance.uniform(0, 70)
+        world.at(asked, stop)
+        if chance.random() < 0.3:
+            world.at(asked + chance.choice([0.0, 0.5, 5.0]), stop)
+        if chance.random() < 0.3:
+            world.at(asked + chance.uniform(0, 3), World.take_over)
+        ending = world.run()
+        if ending.outcome == "finished":
+            assert committed_once(world), number
+        if ending.outcome == "interrupted":
+            assert world.events(StopAsked), number
+            assert world.now <= max(asked, 60) + STORE_S + 5, (number, world.now)
 
 
 def told_to_watch(actions):
