@@ -9,6 +9,7 @@ import pytest
 import elastix
 from elastix.events import Resumed, RunEnded, StateStored, StepCommitted, WorkerLost
 from elastix.observe import journal
+from elastix.observe.excepthook import was_told
 from elastix.testing.chaos import Kill, with_kills
 from elastix.testing.replay import compare
 from tests.chaos.test_controller import until
@@ -59,8 +60,9 @@ def test_a_run_that_is_stopped_and_goes_on_has_the_digest_of_a_quiet_one(cluster
     stopped = trainer(tmp_path, "stopped", 2, partial(held, tmp_path), detached=True)
 
     def follow():
-        with pytest.raises(elastix.Interrupted, match="was stopped after step"):
+        with pytest.raises(elastix.Interrupted, match="was stopped after step") as raised:
             stopped.fit()
+        assert was_told(raised.value)
         (tmp_path / "told").touch()
 
     def events(kind):
