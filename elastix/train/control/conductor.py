@@ -483,14 +483,15 @@ class Conductor:
             return
         self._push(self._roster.ready(worker))
         if worker in self._roster.watching:
-            donors = (self._workers[donor].address for donor in self._roster.donors())
+            donors = map(self._address, self._roster.donors())
             self._do(Tell(worker, CatchUp(tuple(there for there in donors if there is not None))))
 
-    def _invite_shadows(self) -> None:
-        def address(worker: int) -> Address | None:
-            return self._workers[worker].address
+    def _address(self, worker: int) -> Address | None:
+        """Where it can be followed; nowhere if it was dismissed, and its State is there yet."""
+        return self._workers[worker].address if worker in self._workers else None
 
-        for worker, donors in self._shadows.invitations(self._roster, address):
+    def _invite_shadows(self) -> None:
+        for worker, donors in self._shadows.invitations(self._roster, self._address):
             self._do(Tell(worker, CatchUp(donors, shadow=True)))
 
     def _interrupt(self, reason: str, now: float) -> None:

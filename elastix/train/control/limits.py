@@ -91,7 +91,12 @@ def too_few_founders(left: int, minimum: int, gone: Mapping[int, str]) -> Quorum
 
 
 def who_is_gone(gone: Mapping[int, str]) -> str:
-    """Workers that were lost, or have left, and why, in words: the first of them by name."""
+    """Workers that were lost, or have left, and why, in words: the first of them by name.
+
+    Of those that were lost together with a controller its successor does not know all.
+    """
+    if not gone:
+        return "some workers were gone"
     named = [f"worker {worker} ({gone[worker]})" for worker in sorted(gone)[:_NAMED]]
     others = len(gone) - len(named)
     named += [f"{others} {'other' if others == 1 else 'others'}"] if others else []

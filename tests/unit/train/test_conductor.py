@@ -28,6 +28,7 @@ from elastix.train.control.actions import EndWorker, KillWorker, Relay, StartWor
 from elastix.train.control.conductor import Conductor
 from elastix.train.control.interruption import STORE_S
 from elastix.train.control.messages import (
+    CatchUp,
     CaughtUp,
     Diverged,
     Entered,
@@ -43,7 +44,8 @@ from elastix.train.control.messages import (
     Suspect,
     WatchNeighbour,
 )
-from elastix.train.control.terms import Phase, RunTerms
+from elastix.train.control.run_state import RunState
+from elastix.train.control.terms import Found, Phase, RunTerms
 from tests.unit.train.conductor_world import START_S, World, lost
 
 
@@ -606,6 +608,42 @@ def test_a_run_that_is_stopped_starts_nobody():
     world.at(21, lambda w: w.kill(1))
     assert world.run().outcome == "interrupted"
     assert world.started == {0, 1}
+
+
+def test_nobody_is_told_to_follow_one_that_was_dismissed():
+    """Others may store their State yet, and a shadow has lost whom it followed."""
+    world = World(2, shadows=1)
+    world.play(40)
+    conductor = world.conductor
+    (shadow,) = world.shadows
+    error = QuorumLost("in vain")
+    conductor.ended(0, Outcome(kind=OutcomeKind.DISMISSED, error=error), 40.0)
+    actions = conductor.hear(shadow, Ready(("host", shadow), ""), 40.1)
+    assert Tell(shadow, CatchUp((("host", 1),), shadow=True)) in actions
+
+
+def test_another_conductor_that_misses_a_founder_it_never_heard_of_says_what_it_knows():
+    terms = replace(World(3, replace=False).terms, min_workers=3)
+    conductor = Conductor(terms)
+    found = [
+        Found(
+            worker=w,
+            pid=1,
+            node="",
+            device="cpu",
+            generation=0,
+            address=None,
+            ready=True,
+            holder=False,
+        )
+        for w in (0, 2)
+    ]
+    state = RunState(started={0, 2})
+    conductor.take_over(state, found, {0, 1, 2}, Resumed(step=0, ref=""), 1.0)
+    conductor.room(0, more=False, now=1.0)
+    conductor.tick(1.2)
+    assert isinstance(conductor.error, QuorumLost)
+    assert str(conductor.error).startswith("some workers were gone before the group")
 
 
 def test_another_conductor_goes_on_with_the_stop():
