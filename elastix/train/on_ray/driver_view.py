@@ -89,8 +89,8 @@ class DriverView:
         while (left_s := began + _STOP_S - time.monotonic()) > 0:
             try:
                 if not told:
-                    told = True
                     self._console.stopping()
+                    told = True
                 asked = asked or ask_to_stop(self._controller, reason, left_s)
                 if self._look().over:
                     return
