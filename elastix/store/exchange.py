@@ -63,26 +63,37 @@ def export(state: State, path: Path) -> None:
         "manifest": manifest.to_json(),
         "tied": json.dumps(tied),
     }
-    draft = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     try:
-        with storage_errors(f"writing {path}"):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            try:
-                draft.touch(exist_ok=False)  # new: nothing that others have put there is followed
-                mode = draft.stat().st_mode  # save_file makes files that nobody else may read
-                with _system_errors():
-                    save_file(unique, draft, metadata=header)
-                draft.chmod(mode)
-                with draft.open("rb") as file:
-                    os.fsync(file.fileno())
-                draft.replace(path)
-            finally:
-                draft.unlink(missing_ok=True)
-            sync_directory(path.parent)
+        with _replaced(path) as draft:
+            mode = draft.stat().st_mode  # save_file makes files that nobody else may read
+            with _system_errors():
+                save_file(unique, draft, metadata=header)
+            draft.chmod(mode)
     except (SafetensorError, KeyError, ValueError) as error:
         raise StoreError(
             f"safetensors cannot hold this State: {error}. Nothing was written."
         ) from error
+
+
+@contextmanager
+def _replaced(path: Path) -> Iterator[Path]:
+    """Where to write what is then under `path`, durable and visible all at once.
+
+    Raises:
+        StoreError: it cannot be written (Full: no room); what was there before is there still.
+    """
+    draft = path.with_name(f".{secrets.token_hex(8)}.draft")  # whatever the length of its name
+    with storage_errors(f"writing {path}"):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            draft.touch(exist_ok=False)  # new: nothing that others have put there is followed
+            yield draft
+            with draft.open("rb") as file:
+                os.fsync(file.fileno())
+            draft.replace(path)
+        finally:
+            draft.unlink(missing_ok=True)
+        sync_directory(path.parent)
 
 
 @contextmanager
@@ -100,16 +111,22 @@ def read(path: Path) -> State:
     """A State from a safetensors file; a foreign one's text metadata become the State's.
 
     Raises:
-        NotFound: no such file.
-        Corrupt: it cannot be read, is of a newer format, or a digest differs (names the tensor).
+        NotFound: no such file. StoreError: it cannot be read (ReadOnly: this user may not).
+        Corrupt: it is no such file, of a newer format, or a digest differs (names the tensor).
     """
-    if not path.is_file():
-        raise NotFound(f"there is no file {path}.")
+    with storage_errors(f"reading {path}"):
+        if not path.is_file():
+            raise NotFound(f"there is no file {path}.")
+        path.open("rb").close()  # safetensors says little of why it cannot
     try:
-        with safe_open(path, framework="pt") as file:
+        with (
+            storage_errors(f"reading {path}"),
+            _system_errors(),
+            safe_open(path, framework="pt") as file,
+        ):
             header = file.metadata() or {}
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except (SafetensorError, OSError) as error:
+    except SafetensorError as error:
         raise Corrupt(f"{path} cannot be read: {error}.") from error
     if not {"manifest", "ref"} & header.keys():
         return State(tensors, header)
@@ -132,7 +149,7 @@ def _exported(tensors: Mapping[str, torch.Tensor], header: Mapping[str, str], pa
     present = {name: t for name, t in {**tensors, **tied}.items() if name in written}
     state = State(present, body["meta"], tuple(Ref(parent) for parent in body["parents"]))
     manifest = state.manifest()
-    for name in sorted({*written, *manifest.tensors}):
+    for name in sorted({*written, *tensors, *tied}):
         info = manifest.tensors.get(name)
         if info is None or info.digest != written.get(name):
             raise Corrupt(f"tensor {name!r} in {path} is not what was written; its digest differs.")
@@ -142,7 +159,11 @@ def _exported(tensors: Mapping[str, torch.Tensor], header: Mapping[str, str], pa
 
 
 def catalogue(entries: Sequence[Entry], path: Path) -> None:
-    """One row a model."""
+    """One row a model; written as `export` does.
+
+    Raises:
+        StoreError: it cannot be written (Full: no room).
+    """
     table = pa.table(
         {
             "ref": pa.array([e.ref for e in entries], pa.string()),
@@ -155,6 +176,5 @@ def catalogue(entries: Sequence[Entry], path: Path) -> None:
             "meta": pa.array([json.dumps(dict(e.meta)) for e in entries], pa.string()),
         }
     )
-    with storage_errors(f"writing {path}"):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        pq.write_table(table, path)
+    with _replaced(path) as draft:
+        pq.write_table(table, draft)

@@ -3,14 +3,17 @@
 import os
 import resource
 import struct
+from pathlib import Path
 
 import pytest
+import safetensors
 import safetensors.torch
 import torch
 from safetensors.torch import save_file
 
-from elastix.errors import Corrupt, Full, NotFound
+from elastix.errors import Corrupt, Full, NotFound, ReadOnly
 from elastix.state import Ref, State, raw_bytes
+from elastix.store import exchange
 from elastix.store.exchange import export, read
 
 
@@ -142,3 +145,45 @@ def test_a_disk_without_room_is_no_fault_of_the_state(tmp_path):
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_that_cannot_be_opened_is_not_called_damaged(tmp_path, monkeypatch):
+    path = tmp_path / "state"
+    export(State({"x": torch.ones(3)}), path)
+
+    def refused(*_args, **_options):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(exchange, "safe_open", refused)
+    with pytest.raises(ReadOnly, match=r"reading .*state failed: Permission denied"):
+        read(path)
+
+
+def test_a_tensor_that_was_added_to_an_exported_file_is_named(tmp_path):
+    path = tmp_path / "state"
+    export(State({"x": torch.ones(3)}), path)
+    with safetensors.safe_open(path, framework="pt") as file:
+        header = file.metadata()
+    save_file({"x": torch.ones(3), "y": torch.ones(3)}, path, metadata=header)
+    with pytest.raises(Corrupt, match="'y'"):
+        read(path)
+
+
+@pytest.mark.parametrize("fails", ["fsync", "write_table"])
+def test_a_catalogue_that_cannot_be_written_leaves_the_one_that_was_there(
+    tmp_path, monkeypatch, fails
+):
+    path = tmp_path / "models.parquet"
+    exchange.catalogue([], path)
+    before = path.read_bytes()
+
+    def full(table=None, where=None, **_options):
+        if isinstance(where, Path):
+            where.write_bytes(b"half of it")
+        raise OSError(28, "no space left")
+
+    monkeypatch.setattr({"fsync": os, "write_table": exchange.pq}[fails], fails, full)
+    with pytest.raises(Full, match="no space left"):
+        exchange.catalogue([], path)
+    assert path.read_bytes() == before
+    assert list(tmp_path.iterdir()) == [path]
