@@ -162,10 +162,12 @@ def _connect_read_only(path: Path) -> sqlite3.Connection:
     sql = _connect(where)
     try:
         sql.execute("SELECT 1 FROM sqlite_master")
-    except sqlite3.OperationalError:
+    except sqlite3.OperationalError as error:
+        sql.close()
+        if getattr(error, "sqlite_errorname", "").startswith("SQLITE_BUSY"):
+            raise  # who goes on without the log sees nothing of what is in it, now or later
         # Even to read, SQLite needs a file beside the index; a read-only disk has no place for
         # it, and no writer either.
-        sql.close()
         return _connect(f"{where}&immutable=1")
     except BaseException:
         sql.close()

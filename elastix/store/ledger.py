@@ -50,14 +50,14 @@ def _is_damage(error: BaseException, path: Path | None) -> bool:
 
 
 def _stamp(path: Path | None) -> tuple[object, ...]:
-    """Other than before whenever the index was changed."""
+    """Which file the index is; then, other than before whenever it was changed, its state."""
     found: list[object] = []
     if path is None:
         return ()
     for end in ("", "-wal"):
         with suppress(OSError):
             info = path.with_name(path.name + end).stat()
-            found.append((end, info.st_ino, info.st_size, info.st_mtime_ns))
+            found += [info.st_ino, (end, info.st_size, info.st_mtime_ns)]
     return tuple(found)
 
 
@@ -204,17 +204,27 @@ class Ledger:
         return self.index.knows_nothing() and bool(self.packs.sizes())
 
     def refresh(self) -> None:
-        """See what others have stored since, if this reads a copy of the index."""
-        if not self._read_only or not self._copied:
+        """See what others have stored since, if this reads a copy, or a file that was replaced."""
+        if not self._read_only:
             return
         if self.packs.folder is None:
             with self._mutex, index_errors():
                 self._adopt()
-        elif _stamp(self._file) != self._stamp:
+        elif self._is_behind():
             with self._mutex:
-                self.index.sql.close()
+                before = self.index
                 self._forget_read()
-                self._open_read_only()
+                try:
+                    self._open_read_only()
+                except BaseException:
+                    self.index, self._stamp = before, ()  # the next question asks again
+                    raise
+                before.sql.close()
+
+    def _is_behind(self) -> bool:
+        """Whether the index was changed, of which this has a copy, or made anew."""
+        now = _stamp(self._file)
+        return now != self._stamp if self._copied else now[:1] != self._stamp[:1]
 
     def _forget_read(self) -> None:
         """What was remembered of an index that another takes the place of."""
@@ -509,7 +519,7 @@ class Ledger:
         try:
             return self._find(name)
         except NotFound:
-            if not self._read_only or not self._copied:
+            if not self._read_only:
                 raise
         self.refresh()
         return self._find(name)

@@ -144,6 +144,7 @@ class Reader:
                         f"the manifest of model {row.ref[:12]} cannot be read: {error} Nothing was "
                         "changed. `elastix store verify` lists all that is damaged."
                     ) from error
+                self._ledger.refresh()  # a copy of the index does not know where gc has moved it
                 continue
             except Corrupt as error:
                 self._ledger.doubt(bytes.fromhex(row.ref))
@@ -164,13 +165,15 @@ class Reader:
             try:
                 plan = self._plan(row.ref, model, patterns)
                 tensors = Tensors(row.ref, plan, self._packs, self._doubt)
-            except Moved as moved:
+                found: Mapping[str, torch.Tensor] = tensors if lazy else tensors.all()
+            except (Moved, NotFound) as moved:  # NotFound: far away nothing keeps a pack in place
                 self._plans.pop((row.ref, patterns), None)
                 if attempt + 1 == _ATTEMPTS:
                     raise Corrupt(str(moved)) from moved
+                self._ledger.refresh()
                 continue
             manifest = model.manifest
-            return State(tensors if lazy else tensors.all(), manifest.meta, manifest.parents)
+            return State(found, manifest.meta, manifest.parents)
         raise NotFound(f"model {name!r} could not be read.")  # pragma: no cover
 
     def _doubt(self, digest: str) -> None:

@@ -24,7 +24,7 @@ from blake3 import blake3
 
 from elastix.errors import ConfigError, Conflict, NotFound, StoreError
 from elastix.lazy_import import later
-from elastix.store.packs import Buffer, View, check_name, one_line, storage_errors
+from elastix.store.packs import NAME, Buffer, View, check_name, one_line, storage_errors
 from elastix.store.records import ALIGNMENT, Header, Kind, Place, padded
 
 if TYPE_CHECKING:
@@ -128,12 +128,11 @@ class RemotePacks:
     def sizes(self) -> dict[str, int]:  # noqa: D102
         with _remote_errors(f"listing {self._folder}"):
             selector = fs.FileSelector(self._folder, allow_not_found=True)
-            found = {
+            return {
                 info.base_name: int(info.size)
                 for info in self._fs.get_file_info(selector)
-                if info.type == fs.FileType.File and info.base_name.endswith(".pack")
+                if info.type == fs.FileType.File and NAME.fullmatch(info.base_name)
             }
-        return {check_name(pack): size for pack, size in found.items()}
 
     def read(self, pack: str, offset: int, length: int) -> bytes:  # noqa: D102
         path = f"{self._folder}/{check_name(pack)}"

@@ -546,3 +546,40 @@ def test_what_is_put_again_in_shares_heals(tmp_path: Path) -> None:
         assert same(store.get(ref), state)
         store.gc()
         assert store.verify() == []
+
+
+def test_an_index_that_somebody_has_locked_is_not_read_without_its_log(
+    copy: tuple[Path, States], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is in the log alone would be missing, and what comes later as well."""
+    connect = sqlite3.connect
+    monkeypatch.setattr(sqlite3, "connect", lambda *a, **o: connect(*a, **{**o, "timeout": 0.0}))
+    holder = connect(copy[0] / "index.sqlite", isolation_level=None)
+    holder.execute("PRAGMA locking_mode=EXCLUSIVE")
+    holder.execute("BEGIN EXCLUSIVE")
+    holder.execute("UPDATE clock SET seq = seq + 1")
+    with pytest.raises(StoreError, match="SQLITE_BUSY"):
+        Store(copy[0], read_only=True)
+    holder.execute("COMMIT")
+    holder.close()
+    with Store(copy[0], read_only=True) as store:
+        assert check(store, copy[1])
+
+
+def test_a_reader_that_could_not_look_again_goes_on_and_looks_later(
+    copy: tuple[Path, States], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = copy[0]
+    with Store(root, read_only=True) as reader:
+        ledger, opens = reader.ledger, reader.ledger._open_read_only
+        monkeypatch.setattr(ledger, "_is_behind", lambda: True)
+
+        def locked() -> None:
+            raise StoreError("it is locked")
+
+        monkeypatch.setattr(ledger, "_open_read_only", locked)
+        with pytest.raises(StoreError, match="locked"):
+            reader.tags()
+        assert check(reader, copy[1]) == len(copy[1]), "by what it knew"
+        monkeypatch.setattr(ledger, "_open_read_only", opens)
+        assert len(reader.tags()) == 6
