@@ -1,12 +1,15 @@
 """What a person writes down about a run: a note and tags, in `notes.json` beside its journal."""
 
+import errno
 import json
 import os
+import stat
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from elastix.errors import Corrupt, StoreError
+from elastix.errors import Corrupt, Full, StoreError
 from elastix.observe.run_lock import Lock
 
 _FILE = "notes.json"
@@ -26,17 +29,23 @@ def read(directory: Path) -> Notes:
     """Of the run in this directory.
 
     Raises:
-        Corrupt: the file is not what was written.
+        Corrupt: the file is not what was written. StoreError: it cannot be read.
     """
     path = directory / _FILE
     try:
+        if not stat.S_ISREG(path.stat().st_mode):  # nobody waits at a pipe
+            raise OSError(errno.EINVAL, "it is no file")
         found = json.loads(path.read_text("utf-8"))
+        if not isinstance(found["tags"], list):
+            raise TypeError(f"tags are {found['tags']!r:.60}")
         return Notes(str(found["note"]), tuple(map(str, found["tags"])))
     except FileNotFoundError:
         return Notes()
-    except (OSError, ValueError, TypeError, KeyError) as error:
+    except OSError as error:
+        raise StoreError(f"{path} cannot be read: {error}.") from error
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise Corrupt(
-            f"{path} is no note: {error!r}. Remove it, or write the note anew."
+            f"{path} is no note: {error!r}. Remove it, and write the note anew."
         ) from error
 
 
@@ -58,7 +67,7 @@ def change(
     Raises:
         Corrupt: the file is not what was written.
         Conflict: another process holds the notes of this store for half a minute.
-        StoreError: it cannot be written; the run may be gone.
+        Full, StoreError: it cannot be read or written; the run may be gone.
     """
     with alone(directory):
         before = read(directory)
@@ -82,13 +91,18 @@ def alone(directory: Path) -> Lock:
 
 
 def _write(directory: Path, notes: Notes) -> None:
-    """Replace it, whole or not at all."""
+    """Replace it, whole or not at all, and durably."""
     path = directory / _FILE
-    beside = path.with_name(f".{_FILE}.{os.getpid()}")
+    draft = path.with_name(f".{_FILE}.draft")  # one, as one process writes: it leaves no others
     try:
-        beside.write_text(json.dumps(asdict(notes)), "utf-8")
-        beside.replace(path)
+        draft.unlink(missing_ok=True)  # of a process that was killed, or a link
+        with draft.open("x", encoding="utf-8") as file:
+            file.write(json.dumps(asdict(notes)))
+            file.flush()
+            os.fsync(file.fileno())
+        draft.replace(path)
     except OSError as error:
-        raise StoreError(f"{path} cannot be written: {error}. Nothing was changed.") from error
-    finally:
-        beside.unlink(missing_ok=True)
+        with suppress(OSError):
+            draft.unlink(missing_ok=True)
+        kind = Full if Full.tells(error) else StoreError
+        raise kind(f"{path} cannot be written: {error}. Nothing was changed.") from error

@@ -1,5 +1,6 @@
 """`elastix runs` on real journals and a real store: listed, shown, noted, removed, compared."""
 
+import errno
 import json
 import os
 import shutil
@@ -12,7 +13,7 @@ import torch
 from typer.testing import CliRunner
 
 from elastix import cli
-from elastix.errors import Conflict, StoreError
+from elastix.errors import Conflict, Full, StoreError
 from elastix.event_records import to_record
 from elastix.events import (
     CampaignEnded,
@@ -292,6 +293,31 @@ def test_a_run_that_was_removed_is_not_made_again_by_a_note(store):
     assert not directory.exists()
 
 
+def test_a_note_is_on_the_disk_before_it_takes_the_place_of_the_one_before(store, monkeypatch):
+    directory = store / "runs" / "good"
+    notes.change(directory, note="before")
+    there = set(directory.iterdir())
+
+    def full(handle):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(notes.os, "fsync", full)
+        with pytest.raises(Full, match=r"No space left on device.*Nothing was changed"):
+            notes._write(directory, notes.Notes("after"))
+    assert notes.read(directory).note == "before"
+    assert set(directory.iterdir()) == there
+
+
+def test_what_a_killed_writer_of_a_note_left_is_no_obstacle_and_not_followed(store):
+    directory, elsewhere = store / "runs" / "good", store / "elsewhere"
+    elsewhere.write_text("mine")
+    (directory / ".notes.json.draft").symlink_to(elsewhere)
+    notes.change(directory, note="after")
+    assert notes.read(directory).note == "after"
+    assert elsewhere.read_text() == "mine"
+
+
 def test_what_is_removed_takes_its_states_along_but_none_that_others_name(store):
     (found,) = json.loads(run(store, "rm", "good", "--yes", "--json").stdout)
     assert (found["run"], found["states"], len(found["kept"])) == ("good", 1, 1)
@@ -364,6 +390,7 @@ DAMAGE = {
     "a lock that is a folder": lambda path: path.with_suffix(".lock").mkdir(),
     "a lock that leads away": lambda path: path.with_suffix(".lock").symlink_to("/etc/hostname"),
     "notes that are a folder": lambda path: (path.parent / "notes.json").mkdir(),
+    "notes that are a pipe": lambda path: os.mkfifo(path.parent / "notes.json"),
 }
 NO_RUN = {
     "a pipe": as_fifo,
