@@ -94,7 +94,7 @@ def show(name: Name, store: Folder = STORE, as_json: AsJson = False) -> None:
     value = _value(summary, _sizes(store))
     people: dict[str, Any] = {**value, "began": _began(summary), "took": _took(summary)}
     people["size"] = decimal(people.pop("bytes"))
-    del people["began_t"], people["last_t"]
+    del people["began_t"], people["last_t"], people["took_s"]
     rows = [(key, _text(item)) for key, item in people.items() if item not in (None, "", [], {})]
     print_table(as_json, value, ("what", "value"), rows)
 
@@ -252,7 +252,7 @@ def _began(summary: catalogue.Summary) -> str:
 
 
 def _took(summary: catalogue.Summary) -> str:
-    return duration(summary.last_t - summary.began_t)
+    return duration(summary.took_s)
 
 
 def _text(value: Any) -> str:  # noqa: ANN401 - any JSON

@@ -40,6 +40,7 @@ _READ = {
         *(CampaignStarted, TrialLost, TrialEnded, CampaignEnded),
     )
 } | {"StateStored", "StateDropped"}
+_BEGIN = (RunStarted, CampaignStarted)
 
 
 @dataclass
@@ -50,10 +51,11 @@ class Summary:
         kind: "run" or "campaign".
         state: "running", "finished", "failed", "interrupted"; "stopped" if its process is gone
             without a word; "damaged" if its journal cannot be read.
-        steps: committed; of a campaign, trials that ended.
+        steps: committed; of a campaign, trials that ended, without those that its gate refused.
         metrics: the last value of each; of a campaign, of the best trial.
         best: of the metric that checkpoints go by; None for none.
         began_t, last_t: of the first and the latest event, seconds since 1970.
+        took_s: from the first to the last event of each process: between two of them nothing ran.
         losses: workers that were lost; of a campaign, under its trials.
     """
 
@@ -65,6 +67,7 @@ class Summary:
     best: tuple[str, float, int] | None = None
     began_t: float = 0.0
     last_t: float = 0.0
+    took_s: float = 0.0
     losses: int = 0
     note: str = ""
     tags: tuple[str, ...] = ()
@@ -153,17 +156,18 @@ def _summed_up(path: Path) -> Summary:
     commit: bytes | None = None
     for kind, line in journal.lines(path):
         if kind in _READ:
-            fold.add(journal.parse(line, path))
+            event = journal.parse(line, path)
+            if commit is not None and isinstance(event, _BEGIN):  # the last of a killed process
+                fold.add(journal.parse(commit, path))
+            fold.add(event)
             commit = None if kind == "Resumed" else commit
         elif kind == StepCommitted.__name__:
             commit = line
         elif not kind:
             raise Corrupt(f"{path} has a line that is no event.")
-    found = fold.done()
     if commit is not None:
-        last = journal.parse(commit, path)
-        found.last_t = max(found.last_t, last.t)
-        found.steps = max(found.steps, getattr(last, "step", 0))
+        fold.add(journal.parse(commit, path))
+    found = fold.done()
     if holder(journal.lock_of(path)) is not None:
         found.state = "running"
     written = notes.read(path.parent)
@@ -177,10 +181,14 @@ class _Fold:
     def __init__(self, summary: Summary) -> None:
         self._found = summary
         self._best = BestSoFar()
+        self._since = 0.0  # the process at work began
+        self._before_s = 0.0
+        self._values: dict[int, Mapping[str, float]] = {}  # of trials, by number
         self._cases: Mapping[type[Event], Callable[[Any], None]] = {
             RunStarted: self._start,
             CampaignStarted: self._start_campaign,
             Reported: self._report,
+            StepCommitted: self._commit,
             Resumed: self._resume,
             RunEnded: self._end,
             CampaignEnded: self._end,
@@ -190,8 +198,12 @@ class _Fold:
         }
 
     def add(self, event: Event) -> None:
-        self._found.began_t = self._found.began_t or event.t
-        self._found.last_t = max(self._found.last_t, event.t)
+        found = self._found
+        found.began_t = found.began_t or event.t
+        if isinstance(event, _BEGIN) or not self._since:
+            self._before_s, self._since = found.took_s, event.t
+        found.last_t = max(found.last_t, event.t)
+        found.took_s = self._before_s + max(0.0, found.last_t - self._since)
         self._best.add(event)
         case = self._cases.get(type(event))
         if case is not None:
@@ -215,6 +227,9 @@ class _Fold:
         take_in(self._found.metrics, event.metrics)
         self._found.steps = max(self._found.steps, event.step)
 
+    def _commit(self, event: StepCommitted) -> None:
+        self._found.steps = max(self._found.steps, event.step)
+
     def _resume(self, event: Resumed) -> None:
         self._found.steps = event.step
 
@@ -222,14 +237,18 @@ class _Fold:
         self._found.state, self._found.message = event.outcome, event.message
         if isinstance(event, RunEnded):
             self._found.steps = event.step
+        elif event.best in self._values:  # a control from scratch, which others may have beaten
+            self._found.metrics = dict(self._values[event.best])
 
     def _lose(self, event: WorkerLost | TrialLost) -> None:
         del event
         self._found.losses += 1
 
     def _end_trial(self, event: TrialEnded) -> None:
-        if event.state == "paused":
+        if event.state in ("paused", "refused"):
             return
         self._found.steps += 1
+        if event.values:
+            self._values[event.trial] = event.values
         if event.best:
             self._found.metrics = dict(event.values)

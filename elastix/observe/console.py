@@ -232,12 +232,12 @@ class Console:
 
     @property
     def _took(self) -> str:
-        """From the first to the last event of its journal, as all other displays of a run have it.
+        """What its journal says of it, as all other displays of a run have it.
 
         Ray may have been started before that, and processes be ended after it.
         """
         progress = self.progress
-        return duration(progress.last_t - progress.began_t) if progress.run else self._running
+        return duration(progress.took_s) if progress.run else self._running
 
     def _unreported(self) -> Iterator[tuple[str, str]]:
         """Of metrics that settings name and nobody has reported: that, and what is not done."""

@@ -124,6 +124,7 @@ class Progress:
     def __init__(self) -> None:
         self.run: RunStarted | None = None
         self.started_t = self.last_t = self.began_t = 0.0
+        self._before_s = 0.0
         self.step = 0
         self.samples = 0
         self.generation = 0
@@ -147,10 +148,11 @@ class Progress:
 
     def add(self, event: Event) -> None:  # noqa: C901 - a case per event
         """Count one more event."""
-        self.last_t = max(self.last_t, event.t)
+        before, self.last_t = self.last_t, max(self.last_t, event.t)
         self.best.add(event)
         match event:
             case RunStarted():
+                self._before_s += before - (self.started_t or before)
                 self._start(event)
             case Resumed():
                 self._resume(event)
@@ -184,6 +186,11 @@ class Progress:
                 self.outcome, self.message = event.outcome, event.message
 
     # ------------------------------------------------------------------ what it comes to
+
+    @property
+    def took_s(self) -> float:
+        """From the first to the last event of each process: between two of them nothing ran."""
+        return self._before_s + self.last_t - (self.started_t or self.last_t)
 
     @property
     def rate(self) -> float | None:

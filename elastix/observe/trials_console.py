@@ -17,6 +17,7 @@ from rich.filesize import decimal
 from rich.live import Live
 from rich.text import Text
 
+from elastix.errors import ElastixError
 from elastix.events import (
     CampaignEnded,
     CampaignStarted,
@@ -52,11 +53,17 @@ class _GroupTrial:
         self._trial = trial
         self._tail = Tail(journal)
         self._progress = Progress()
+        self._unreadable = False
 
     @property
     def line(self) -> str:
-        for event in self._tail.news():
-            self._progress.add(event)
+        try:
+            for event in self._tail.news():
+                self._progress.add(event)
+        except (ElastixError, OSError):  # this is asked in the thread that draws
+            self._unreadable = True
+        if self._unreadable:
+            return f"group  trial {self._trial}   its journal cannot be read"
         if not self._progress.members:
             return ""
         return f"group  trial {self._trial}   {group_line(self._progress)}"
@@ -101,6 +108,7 @@ class TrialsConsole:
         self._running: dict[int, _GroupTrial] = {}
         self._parents: dict[int, int | None] = {}
         self._best: TrialEnded | None = None
+        self._scored: dict[int, TrialEnded] = {}
         self._best_is = "best"
         self._store: StoreMeasured | None = None
         self._inherited: list[float] = []
@@ -183,6 +191,8 @@ class TrialsConsole:
             if self._tally["refused"] <= _TOLD_FAILURES:
                 self._tell(f"trial {event.trial} refused: {event.message}", "yellow")
             return
+        if event.values:
+            self._scored[event.trial] = event
         self._inherited.append(event.inherited)
         self._models = self._models or bool(event.ref)
         self._ignored += event.ignored
@@ -211,12 +221,7 @@ class TrialsConsole:
             )
         elif event.outcome == "finished" and not self._done():
             self._print("  no trial came to an end within this Budget")
-        if self._best is not None:
-            latest = "latest " if self._best_is != "best" else ""
-            self._print(f"  {latest}{self._best_is}  {self._describe(self._best)}")
-        elif event.best >= 0:
-            self._print(f"  {self._best_is}  trial {event.best}, as before")
-        for text in self._inheritance():
+        for text in (*self._best_at_end(event.best), *self._inheritance()):
             self._print(f"  {text}")
         if self._store is not None:
             self._print(f"  {self._size().strip()}")
@@ -231,6 +236,15 @@ class TrialsConsole:
         self._print(f"  {self._where}")
 
     # ------------------------------------------------------------------ pieces
+
+    def _best_at_end(self, number: int) -> Iterator[str]:
+        """A control from scratch decides, if there is one; others may have better scores."""
+        single = self._best_is == "best"
+        best = self._scored.get(number) if single else self._best
+        if best is not None:
+            yield f"{'' if single else 'latest '}{self._best_is}  {self._describe(best)}"
+        elif number >= 0:
+            yield f"{self._best_is}  trial {number}, as before"
 
     def _inheritance(self) -> Iterator[str]:
         """What came of it: a campaign that was to inherit and did not says so."""

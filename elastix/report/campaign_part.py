@@ -136,7 +136,7 @@ def _controls(campaign: CampaignRecord) -> Table:
         rows.append(
             [
                 _known(control.parent),
-                _known(score, "good"),
+                _known(score, "good" if control is campaign.best else ""),
                 _known(before),
                 _known(control.epochs),
                 _known(trial.lineage_epochs if trial is not None else None),

@@ -48,7 +48,7 @@ def campaign_page(campaign: CampaignRecord, store: Path, stats: Stats | None, no
         name=campaign.name,
         kind="campaign",
         status=campaign.outcome or going,
-        about=[*words, f"ran {duration(until - campaign.began)}"],
+        about=[*words, f"ran {duration(until - campaign.began - campaign.idle_s)}"],
         tiles=list(campaign_part.tiles(campaign)),
         sections=[*campaign_part.sections(campaign), *_store(stats)],
         failure=campaign_part.failure(campaign),

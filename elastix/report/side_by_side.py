@@ -76,7 +76,7 @@ def _overview(runs: Mapping[str, Training]) -> Table:
                 Cell(f"{progress.step:,}", progress.step),
                 Cell(shown or "", best.value if best is not None else ""),
                 *(Cell("" if v is None else number(v), _key(v)) for v in values),
-                Cell(duration(training.length_s), training.length_s),
+                Cell(duration(progress.took_s), progress.took_s),
                 Cell("" if share is None else f"{share:.1%}", "" if share is None else share),
                 Cell(str(len(progress.losses)), len(progress.losses)),
             ]

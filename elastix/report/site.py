@@ -127,7 +127,7 @@ class Site:
 
 
 def _run(summary: catalogue.Summary) -> list[Cell]:
-    best, took = summary.best, summary.last_t - summary.began_t
+    best, took = summary.best, summary.took_s
     best_trial = summary.best_trial
     at_best = Cell("" if best is None else f"{best[0]} {number(best[1])}", best[1] if best else "")
     mood = {"failed": "bad", "damaged": "bad", "finished": "good"}.get(summary.state, "")

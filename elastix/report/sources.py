@@ -51,13 +51,14 @@ def campaign_record(store: Path, name: str, events: Iterable[Event]) -> Campaign
     results = Results.open(store, name)
     losses: Counter[int] = Counter()
     outcome, message = "", ""
-    last = 0.0
+    last = idle_s = 0.0
     for event in events:
-        last = event.t
+        before, last = last or event.t, event.t
         if isinstance(event, TrialLost):
             losses[event.trial] += 1
         elif isinstance(event, CampaignStarted):
             outcome, message = "", ""
+            idle_s += max(0.0, event.t - before)
         elif isinstance(event, CampaignEnded):
             outcome, message = event.outcome, event.message
     objectives = results.objectives
@@ -77,6 +78,7 @@ def campaign_record(store: Path, name: str, events: Iterable[Event]) -> Campaign
         outcome=outcome,
         message=message,
         last=last,
+        idle_s=idle_s,
     )
 
 

@@ -266,5 +266,5 @@ def about(training: Training) -> list[str]:
     """A few words for the head of the page."""
     progress = training.progress
     workers = f"{len(progress.members)} of {progress.workers_wanted} workers"
-    words = [f"ran {duration(training.length_s)}"]
+    words = [f"ran {duration(progress.took_s)}"]
     return [*words, f"generation {progress.generation}", workers] if progress.members else words

@@ -84,6 +84,7 @@ class CampaignRecord:
         budget: of trials; None without one.
         began, last: of the campaign and of its latest event, seconds since the Unix epoch.
         controls: the best, run again without inheritance; `parent` says which.
+        idle_s: of the time from `began` to `last`, how long no process was at work.
         outcome: finished, failed or interrupted; empty while it goes on.
         message: why it failed.
     """
@@ -95,6 +96,7 @@ class CampaignRecord:
     budget: int | None = None
     began: float = 0.0
     last: float = 0.0
+    idle_s: float = 0.0
     controls: tuple[TrialRecord, ...] = ()
     outcome: str = "finished"
     message: str = ""
@@ -111,8 +113,9 @@ class CampaignRecord:
 
     @property
     def best(self) -> TrialRecord | None:
-        """By the first objective; of equal ones the earliest."""
-        return min(self.scored, key=self.loss, default=None)
+        """By the first objective; of equal ones the earliest. Controls decide, if one has one."""
+        controls = [control for control in self.controls if control.scored]
+        return min(controls or self.scored, key=self.loss, default=None)
 
     def loss(self, trial: TrialRecord) -> float:
         """The first objective, lower is better."""

@@ -22,6 +22,7 @@ from elastix.events import (
     Resumed,
     RunEnded,
     RunStarted,
+    StepCommitted,
     TrialEnded,
     TrialLost,
 )
@@ -154,6 +155,65 @@ def test_a_summary_says_what_the_whole_journal_says(store):
     assert (found.steps, found.losses) == (progress.step, len(progress.losses))
     assert found.metrics == progress.metrics
     assert found.last_t == progress.last_t
+
+
+def test_time_in_which_nothing_ran_is_none_of_a_runs(store):
+    """It was killed, and somebody went on with it the next day."""
+    day = 86_400
+    events = [
+        started("twice"),
+        said(1, t=BEGAN + 5),
+        started("twice", t=BEGAN + day),
+        Resumed(t=BEGAN + day, step=1, ref=""),
+        said(2, t=BEGAN + day + 7),
+    ]
+    write(store, "twice", *events)
+    progress = Progress()
+    for event in events:
+        progress.add(event)
+    assert catalogue.summary(store, "twice").took_s == progress.took_s == 12.0
+    told = dict(row.split("\t") for row in run(store, "show", "twice").stdout.splitlines())
+    assert told["took"] == "0:12"
+
+
+def test_the_last_step_of_a_killed_process_counts_as_its_time(store):
+    events = list(run_events(steps=40))
+    last = max(n for n, event in enumerate(events) if isinstance(event, StepCommitted))
+    began, ended = events[0].t, events[last].t
+    write(store, "again", *events[: last + 1], started("again", t=ended + 1000.0))
+    assert catalogue.summary(store, "again").took_s == ended - began
+
+
+def ended(trial, state, score, best):
+    counts = {"epochs": 1.0, "lineage_epochs": 1.0, "inherited": 0.0, "seconds": 1.0}
+    values = {} if score is None else {"accuracy": score}
+    about = {"values": values, "metrics": {}, "ref": "", "best": best}
+    return TrialEnded(t=BEGAN + trial, trial=trial, state=state, **about, **counts)
+
+
+def test_of_a_campaign_trials_that_ran_count_and_a_control_decides_on_the_best(store):
+    begun = CampaignStarted(
+        t=BEGAN,
+        name="nas-2",
+        objectives={"accuracy": "max"},
+        budget={},
+        searcher="Evolution",
+        inherit="lcs",
+        known=0,
+        versions={},
+    )
+    write(
+        store,
+        "nas-2",
+        begun,
+        ended(0, "refused", None, best=False),
+        ended(1, "finished", 0.9, best=True),
+        ended(2, "finished", 0.8, best=False),  # the same from scratch
+        CampaignEnded(t=BEGAN + 3, outcome="finished", trials=2, best=2),
+    )
+    found = catalogue.summary(store, "nas-2")
+    assert found.steps == 2, "the gate refused one"
+    assert found.best_trial == {"accuracy": 0.8}
 
 
 def test_who_writes_the_journal_is_running_and_is_not_removed(store):

@@ -274,3 +274,31 @@ def test_a_trial_that_pauses_again_and_again_is_one_trial():
     end(0, "finished")
     console.show(CampaignEnded(outcome="finished", trials=3, best=-1, message=""))
     assert "trials 1 done \N{MIDDLE DOT} 2 paused" in file.getvalue()
+
+
+def test_at_the_end_a_control_from_scratch_is_the_best_as_in_the_results():
+    console, file, _ = console_of(tty=False)
+    console.show(next(events()))
+    for number, (score, parent) in enumerate([(0.9, None), (0.8, 0)]):
+        console.show(
+            TrialStarted(trial=number, config={}, parent=parent, attempt=1, rung=None, name="")
+        )
+        counts = {"epochs": 1.0, "lineage_epochs": 1.0, "inherited": 0.0, "seconds": 1.0}
+        about = {"state": "finished", "metrics": {}, "ref": "", "best": number == 0}
+        console.show(TrialEnded(trial=number, values={"accuracy": score}, **about, **counts))
+    console.show(CampaignEnded(outcome="finished", trials=1, best=1))
+    assert "  best  accuracy 0.8   trial 1 <- 0" in file.getvalue()
+
+
+def test_a_journal_that_cannot_be_read_does_not_stop_the_thread_that_draws(tmp_path):
+    terminal = Terminal(file=io.StringIO(), force_terminal=True, width=120, height=40)
+    console = TrialsConsole("nas-1", tmp_path / "nas-1", 120, terminal=terminal)
+    console.show(
+        TrialStarted(trial=3, config={}, parent=None, attempt=1, rung=None, name="nas-1-3")
+    )
+    (tmp_path / "nas-1-3").mkdir()
+    (tmp_path / "nas-1-3" / "journal.jsonl").write_text("this is no event\n")
+    for _ in range(2):
+        rows = terminal.render_lines(console._block())
+        texts = ["".join(segment.text for segment in row).strip() for row in rows]
+        assert "group  trial 3   its journal cannot be read" in texts

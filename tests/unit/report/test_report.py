@@ -31,7 +31,7 @@ from elastix.events import (
 )
 from elastix.observe.event_text import line
 from elastix.observe.journal import Journal
-from elastix.report import training_part, write_report
+from elastix.report import campaign_part, training_part, write_report
 from elastix.report.campaign_plots import campaign_figures
 from elastix.report.compose import campaign_page, training_page
 from elastix.report.lineage_layout import layout
@@ -213,6 +213,22 @@ def test_the_best_and_where_it_comes_from():
     assert [t.number for t in found.best_so_far(found.trials)] == [0, 1, 5]
     low = record(*trials, objectives=(("loss", "min"),))
     assert low.best.number == 0
+
+
+def test_controls_from_scratch_decide_on_the_best_as_in_the_results():
+    trials = [trial(0, 0.1), trial(1, 0.9, parent=0), trial(2, 0.8, parent=1)]
+    controls = (trial(3, 0.5, parent=1), trial(4, 0.6, parent=2), trial(5, parent=0))
+    found = replace(record(*trials), controls=controls)
+    assert found.best is controls[1]
+    assert [t.number for t in found.ancestry(found.best)] == [4, 2, 1, 0]
+    told = [str(tile) for tile in campaign_part.tiles(found)]
+    assert any("trial 4 \N{LEFTWARDS ARROW} 2" in tile for tile in told)
+    assert replace(found, controls=controls[2:]).best is trials[1], "that one failed"
+
+
+def test_a_campaign_ran_as_long_as_its_processes_did():
+    found = replace(record(trial(0, 0.1)), began=BEGAN, last=BEGAN + 1000, idle_s=990.0)
+    assert "ran 0:10" in campaign_page(found, Path("store"), None, now=BEGAN + 5000).about
 
 
 @given(st.lists(st.tuples(st.integers(0, 6), st.integers(0, 6)), min_size=1, max_size=25))
