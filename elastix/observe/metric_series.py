@@ -234,8 +234,10 @@ class Readings:
             case TrialStarted():
                 self._trial(event.trial, "running")
             case TrialLost():
+                self._trial(event.trial, "waiting")
                 self._put("trials_lost", 1)
             case TrialStarved():
+                self._trial(event.trial, "waiting")
                 self._put("trials_starved", 1)
             case TrialEnded(state="refused"):
                 self._trial(event.trial, event.state)

@@ -20,7 +20,7 @@ from elastix.config import Budget
 from elastix.errors import ElastixError, SearchError, StoreError
 from elastix.events import Event, TrialReported, TrialStarted
 from elastix.search.advisers import Advisers
-from elastix.search.executors.executor import Ended, Executor, Work, WorkReport
+from elastix.search.executors.executor import Ended, EndedKind, Executor, Work, WorkReport
 from elastix.search.gate import Gate
 from elastix.search.pareto import order
 from elastix.search.rungs import Rungs, Verdict
@@ -119,6 +119,7 @@ class Loop:
             give_up_after=terms.give_up_after,
         )
         self._enqueued = deque(terms.enqueued)
+        self._starts: dict[int, TrialStarted] = {}  # of trials that the executor was given
         self._exhausted = False
         self._refusals = 0  # since a trial was let in
         self._repeats = 0  # proposals in a row that were tried before
@@ -323,16 +324,21 @@ class Loop:
             self._executor.submit(work)
             book.running.add(trial.number)
             book.change(case, running)
-            self._emit(
-                TrialStarted(
-                    trial=trial.number,
-                    config=trial.config,
-                    parent=trial.suggestion.parent_number,
-                    attempt=1 + case.losses_of_workers + case.raised + trial.starved,
-                    rung=case.rung,
-                    name=work.name,
-                )
+            self._starts[trial.number] = TrialStarted(
+                trial=trial.number,
+                config=trial.config,
+                parent=trial.suggestion.parent_number,
+                attempt=1 + case.losses_of_workers + case.raised + trial.starved,
+                rung=case.rung,
+                name=work.name,
             )
+        self._say_started()
+
+    def _say_started(self) -> None:
+        """Of those that have a worker by now. Others run, in our books, and wait for memory."""
+        waiting = getattr(self._executor, "held_back", ())
+        for number in [number for number in self._starts if number not in waiting]:
+            self._emit(self._starts.pop(number))
 
     def _next_rung(self, reports: int) -> int | None:
         """After how many reports a trial pauses, if rungs say so beforehand."""
@@ -380,6 +386,10 @@ class Loop:
         fatal: ElastixError | None = None
         for news in happened:
             case = self._book.cases[news.number]
+            started = self._starts.pop(news.number, None)
+            returned = isinstance(news, Ended) and news.kind == EndedKind.RETURNED
+            if started is not None and not returned:
+                self._emit(started)
             if isinstance(news, WorkReport):
                 self._report(case, news.seq, news.metrics)
                 continue

@@ -122,7 +122,11 @@ class Ended:
 
 @runtime_checkable
 class Executor(Protocol):
-    """Runs work on workers that stay. Used by one thread; `open` comes first, `close` last."""
+    """Runs work on workers that stay. Used by one thread; `open` comes first, `close` last.
+
+    One that holds work back until there is memory for it has `held_back`: the numbers of that work,
+    whose trials have not started.
+    """
 
     def open(self, train: TrainFunction) -> None:
         """Get workers ready for this train function. Does not wait for them.

@@ -14,7 +14,7 @@ import math
 import pickle
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
@@ -131,6 +131,7 @@ class Pool:
         self._deaths = Deaths()
         self._packer = Packer()
         self._reserve = Reserve(self._scaling.memory_per_worker)
+        self._memory_is_there = False
         self._waiting: dict[int, Work] = {}  # until there is memory for them
         self._turned_back: list[Ended] = []
         self._kills: dict[str, int] = {}  # by node: those of which it is known whom they hit
@@ -159,6 +160,11 @@ class Pool:
     def room(self) -> int:
         """Idle workers; short work is also queued, so that none of them waits for us."""
         return self._packer.room(self._depth)
+
+    @property
+    def held_back(self) -> Collection[int]:
+        """Numbers of work that waits for memory, and that no worker has."""
+        return self._waiting.keys()
 
     @property
     def idle_bytes(self) -> int:
@@ -354,6 +360,31 @@ class Pool:
             capacity=said.capacity_bytes,
             expected=self._expected(),
         )
+        self._check_memory()
+
+    def _check_memory(self) -> None:
+        """Once workers of all nodes are here, or all workers.
+
+        Raises:
+            ConfigError: no host has what is to be kept free for each trial.
+        """
+        wanted, ready = self._scaling.memory_per_worker, self._hellos
+        nodes = sum(bool(node["Alive"]) for node in ray.nodes())
+        there = len({said.node for said in ready}) >= nodes or len(ready) == len(self._handles)
+        if not isinstance(wanted, int) or self._memory_is_there or not there:
+            return
+        largest = max(said.capacity_bytes for said in ready)
+        if 0 < largest < wanted:  # 0: unknown
+            raise ConfigError(
+                f"memory_per_worker={wanted} can never be kept free: workers may hold {largest} "
+                "bytes on the largest host. No trial is lost. Give less, or None for an equal "
+                "part of the host."
+            )
+        self._memory_is_there = True
+
+    @property
+    def _hellos(self) -> list[Hello]:
+        return [handle.hello for handle in self._handles.values() if handle.hello]
 
     def _was_starved(self, said: Hello, error: BaseException) -> bool:
         """Whether the system, or Ray, ended a worker for want of memory."""

@@ -204,7 +204,8 @@ def test_a_campaign():
     )
     assert values == {
         ("trials", "earlier"): 5,
-        ("trials", "running"): 1,
+        ("trials", "running"): 0,
+        ("trials", "waiting"): 1,
         ("trials", "finished"): 1,
         ("trials", "stopped"): 1,
         "trials_lost": 1,

@@ -585,3 +585,32 @@ def test_a_campaign_goes_on_with_other_rungs(tmp_path, before, after):
     states = {trial.state for trial in more}
     assert not states & {TrialState.WAITING, TrialState.RUNNING}
     assert TrialState.PAUSED not in states or after != "none"
+
+
+class Scarce(Virtual):
+    """Has memory for one piece of work at a time, and holds the others back."""
+
+    @property
+    def held_back(self):
+        return sorted(self.live)[1:]
+
+    def poll(self, timeout_s):
+        waiting = {number: self.live.pop(number) for number in self.held_back}
+        news = super().poll(timeout_s)
+        self.live.update(waiting)
+        return news
+
+
+def test_a_trial_that_waits_for_memory_has_not_started(tmp_path, monkeypatch):
+    monkeypatch.setattr("tests.virtual.Virtual", Scarce)
+    rig = Rig(tmp_path, slots=3)
+    rig.run(Budget(trials=6))
+    running, most = set(), 0
+    for event in rig.events:
+        if isinstance(event, TrialStarted):
+            running.add(event.trial)
+        elif isinstance(event, TrialEnded):
+            running.remove(event.trial)
+        most = max(most, len(running))
+    assert most == 1
+    assert len(rig.of(TrialStarted)) == 6

@@ -2,8 +2,11 @@
 
 from collections import deque
 
+import pytest
 import ray
 
+from elastix.config import ScalingConfig
+from elastix.errors import ConfigError
 from elastix.search.executors.executor import Ended, EndedKind, Work, WorkReport
 from elastix.search.executors.in_process import execute
 from elastix.search.executors.packer import Placement
@@ -32,6 +35,46 @@ def test_reports_of_a_run_that_has_ended_are_no_news():
     later = WorkReport(number=8, seq=0, metrics={"score": 2.0})
     assert pool._take(handle, "asked again", (2, [later])) == [later]
     assert handle.seen == 2
+
+
+def test_a_trial_that_waits_for_memory_is_held_back():
+    pool = Pool(scaling=ScalingConfig(memory_per_worker=600))
+    said = Hello(node="n", pid=1, host="n", idle_bytes=1, capacity_bytes=1000)
+    for number in range(2):
+        pool._handles[number] = _WorkerHandle(number, Deaf(), "greeting", hello=said)
+        pool._packer.enter(number, "n", idle=1, capacity=1000)
+    for number in (7, 8):
+        pool.submit(Work(number=number, name=f"a-{number:05d}", config={}, seed=2))
+    assert list(pool.held_back) == [8]
+
+
+class Deaf:
+    """An actor that says nothing."""
+
+    def __getattr__(self, name):
+        return self
+
+    def remote(self, *args):
+        return args
+
+
+def test_more_memory_for_each_trial_than_any_host_has_is_refused(monkeypatch):
+    """Else one trial after the other would run alone, and nobody would know why."""
+    monkeypatch.setattr(ray, "nodes", lambda: [{"Alive": True}, {"Alive": True}])
+    monkeypatch.setattr("elastix.search.executors.pool.fit_on_nodes", lambda scaling: 3)
+
+    def welcomed(wanted):
+        pool = Pool(scaling=ScalingConfig(memory_per_worker=wanted))
+        for number in range(3):
+            pool._handles[number] = _WorkerHandle(number, Deaf(), "greeting")
+        for number, (node, room) in enumerate([("a", 500), ("b", 1000)]):
+            said = Hello(node=node, pid=1, host=node, idle_bytes=1, capacity_bytes=room)
+            pool._welcome(pool._handles[number], said)
+        return pool
+
+    assert welcomed(1000).room == 2
+    with pytest.raises(ConfigError, match=r"memory_per_worker=1001 .* 1000 bytes"):
+        welcomed(1001)
 
 
 def test_work_whose_answer_was_lost_is_run_again():
