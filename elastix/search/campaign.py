@@ -509,8 +509,9 @@ class Campaign:
                 "trials have their samples in one order.",
                 *(self.name, facts["seed"], self._run.seed),
             )
-        same = all(before[key] == facts[key] for key in _THE_SAME)
-        return facts, (same, before.get("rungs") == facts["rungs"])
+        begun = bool(database.count())  # else their states, if any, may be of another seed
+        same = begun and all(before[key] == facts[key] for key in _THE_SAME)
+        return facts, (same, begun and before.get("rungs") == facts["rungs"])
 
     def _started(self, known: int) -> CampaignStarted:
         return CampaignStarted(

@@ -285,14 +285,21 @@ class Results(Sequence[Trial]):
         (see `seed_of`), makes the same model, unless that one began with inherited weights.
 
         Raises:
-            NotFound: there is no such trial.
+            NotFound: there is no such trial, or one that it goes on from was removed.
         """
         known = {trial.number: trial for trial in self.trials}
         if number not in known:
             raise NotFound(f"{self.facts.get('name')!r} has no trial {number!r}.")
         line = [known[number]]
         while line[0].suggestion.in_place and line[0].inherited:
-            line.insert(0, known[line[0].suggestion.parent_number or 0])
+            before = known.get(line[0].suggestion.parent_number or 0)
+            if before is None:
+                raise NotFound(
+                    f"trial {line[0].number} goes on in the place of trial "
+                    f"{line[0].suggestion.parent_number}, which is not in the database any more: "
+                    f"nobody knows under which configuration trial {number} began."
+                )
+            line.insert(0, before)
         first = _lineage_before(line[0])
         begins = [0.0, *(_lineage_before(trial) - first for trial in line[1:])]
         ends = [*begins[1:], begins[-1] + line[-1].epochs]

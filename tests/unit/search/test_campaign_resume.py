@@ -17,7 +17,7 @@ from elastix.search.rungs import Asha, Median
 from elastix.search.space import Blocks, Space
 from elastix.search.trial_database import FILE
 from elastix.store import Store
-from tests.search_parts import SPACE, learns, seal
+from tests.search_parts import SPACE, learns, noop, seal
 
 
 def train(ctx):
@@ -240,6 +240,27 @@ def test_campaigns_with_neighbouring_seeds_have_no_trial_seed_in_common(tmp_path
     assert [first.seed_of(number) for number in range(2)] == frozen
     with pytest.raises(NotFound, match="no trial 6"):
         first.seed_of(6)
+
+
+def test_a_seed_that_is_changed_before_the_first_trial_counts(tmp_path):
+    """The searcher's state was of the seed before: its time was up, or somebody pressed Ctrl-C."""
+
+    def configs(name, seed, budget):
+        found = elastix.Campaign(
+            noop,
+            space=SPACE,
+            searcher=elastix.Random(),
+            metric="score",
+            budget=budget,
+            run=elastix.RunConfig(name=name, store=str(tmp_path), seed=seed),
+            executor=Local(),
+            quiet=True,
+        ).run()
+        return [trial.config for trial in found]
+
+    assert configs("c", 1, elastix.Budget(time_s=1e-9)) == []
+    wanted = configs("other", 2, elastix.Budget(trials=3))
+    assert configs("c", 2, elastix.Budget(trials=3)) == wanted
 
 
 def test_a_campaign_of_an_earlier_version_keeps_to_its_rule_for_seeds(tmp_path):

@@ -31,8 +31,9 @@ import elastix
 from elastix.errors import NotFound
 from elastix.search.executors import outside_generators, process_settings
 from elastix.search.executors.serial import Local
-from elastix.search.results import Best
-from elastix.search.trial import Suggestion, Trial, TrialState
+from elastix.search.results import Best, Results
+from elastix.search.trial import Objectives, Suggestion, Trial, TrialState
+from elastix.state import Ref
 
 SPACE = ConfigurationSpace({"x": (0.0, 1.0)})
 LOGGER = logging.getLogger(__name__)
@@ -953,6 +954,18 @@ def test_what_is_asked_of_results_that_they_do_not_have_is_named(tmp_path):
         results.schedule(99)
     with pytest.raises(elastix.ConfigError, match="cannot be written"):
         results.to_optuna(tmp_path / "none" / "journal")
+
+
+def test_a_schedule_whose_beginning_was_removed_is_not_told():
+    """Somebody has taken the trial out of the database in whose place this one goes on."""
+    child = Trial(
+        1,
+        Suggestion({"x": 0.5}, Ref("0" * 64), parent_number=0, in_place=True),
+        inherited={"ref": "0" * 64, "lineage_epochs": 1.0},
+    )
+    results = Results(Objectives.of("m"), {"name": "odd"}, (child,), (), "store")
+    with pytest.raises(NotFound, match="trial 1 goes on in the place of trial 0"):
+        results.schedule(1)
 
 
 @pytest.mark.parametrize("metric", ["", ["m", ""]])
