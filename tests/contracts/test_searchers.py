@@ -168,6 +168,21 @@ class TestScreenedEvolution(SearcherContract):
         other.load_state_dict(saved)
         assert other.ask(3) == searcher.ask(3)
 
+    def test_what_was_scored_counts_however_many_fail_in_between(self, monkeypatch):
+        """Where nearly all failed it drew at random for ever: the forest forgets the oldest."""
+        monkeypatch.setattr("elastix.search.searchers.forest._SPAN", 30)
+        monkeypatch.setattr("elastix.search.searchers.screened.KEPT", 33)
+        searcher = ScreenedEvolution(population=4, sample=2, initial=3)
+        searcher.start(smooth())
+        for number in range(120):
+            (asked,) = searcher.ask(1)
+            bad = failed(asked, number) if number % 40 else finished(asked, number, (1.0,))
+            searcher.tell([bad])
+        again = ScreenedEvolution(population=4, sample=2, initial=3)
+        again.start(smooth())
+        again.load_state_dict(json.loads(json.dumps(searcher.state_dict())))
+        assert any(child.parent_number is not None for child in again.ask(8))
+
     def test_a_larger_budget_does_not_go_back_to_chance(self):
         """As for Evolution: after a search of 6 trials, 4 more were drawn at random."""
         searcher = ScreenedEvolution()

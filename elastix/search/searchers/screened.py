@@ -162,7 +162,8 @@ class ScreenedEvolution(TournamentSizes):
         self._told = 0
         self._rows = self._encoding.rows([])
         self._forest = Forest(self.history.seed)
-        self._begun = False  # enough is known for a child; a larger budget changes nothing
+        self._scored: set[int] = set()  # numbers; complete until enough is known for a child
+        self._begun = False  # it is; a larger budget changes nothing
 
     def _learn(self, observed: Sequence[_Observed]) -> None:
         """The forest learns from the latest; who lives is decided as in Evolution."""
@@ -170,8 +171,9 @@ class ScreenedEvolution(TournamentSizes):
         self._observed = [*self._observed, *observed][-KEPT:]
         rows = self._encoding.rows([each.config for each in observed])
         self._rows = np.concatenate([self._rows, rows])[-KEPT:]
-        scored = {each.number for each in self._observed if each.losses}
-        self._begun = self._begun or len(scored) >= self.initial
+        if not self._begun:
+            self._scored.update(each.number for each in observed if each.losses)
+            self._begun = len(self._scored) >= self.initial
         told = {each.number: each for each in observed}  # of the same one the latest
         self._living = [each for each in self._living if each.number not in told]
         self._living += [each for each in told.values() if each.losses]
@@ -186,6 +188,7 @@ class ScreenedEvolution(TournamentSizes):
             "living": [list(each) for each in self._living],
             "told": self._told,
             "begun": self._begun,
+            "scored": sorted(self._scored),
         }
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
@@ -194,6 +197,7 @@ class ScreenedEvolution(TournamentSizes):
         self._forget()
         self._learn([_Observed(*values) for values in state_dict["observed"]])
         self._begun = state_dict.get("begun", self._begun)
+        self._scored = set(state_dict.get("scored", self._scored))  # earlier versions have none
         self._told = state_dict["told"]
         self._living = [_Observed(*values) for values in state_dict["living"]]
         self._learn([])
