@@ -65,7 +65,7 @@ class Search(TuneSearcher):
             trials there will be: for fewer than a hundred give `ScreenedEvolution(population=...)`,
             a third of them or less.
         space: a ConfigSpace or Space, instead of Tune's param_space.
-        metric, mode: as in TuneConfig, which need not repeat them.
+        metric, mode: as in TuneConfig, which need not repeat them. Neither has a default.
         seed: of the suggestions.
         store: directory of a lineage store, for trials that call `inherit` and `leave`. They
             inherit from trials of this Search, and of the one that it was restored from.
@@ -126,7 +126,7 @@ class Search(TuneSearcher):
         self._asked = 0
         self._objectives: Objectives | None = None
         self._limited = False
-        if space is not None and metric is not None:
+        if space is not None and metric is not None and mode is not None:
             self._begin()
 
     def set_search_properties(
@@ -139,9 +139,16 @@ class Search(TuneSearcher):
         """Take what the Tuner was given. Called by Tune, before the first suggestion.
 
         Raises:
-            ConfigError: a param_space that cannot be searched; names the entry.
+            ConfigError: a param_space that cannot be searched; names the entry. Or a metric or
+                mode that is not the one that Search was given.
         """
         del spec
+        for name, told, own in (("metric", metric, self._metric), ("mode", mode, self._mode)):
+            if None not in (told, own) and told != own:
+                raise ConfigError(
+                    f"TuneConfig has {name}={told!r}, and elastix.tune.Search {name}={own!r}. "
+                    "Nothing was started. Give it to one of them, or the same to both."
+                )
         if self._objectives is not None:
             return not config
         self._metric, self._mode = metric or self._metric, mode or self._mode
@@ -159,12 +166,12 @@ class Search(TuneSearcher):
         return False
 
     def _begin(self) -> None:
-        if self._metric is None or self._space is None:
+        if self._metric is None or self._mode is None or self._space is None:
             raise ConfigError(
                 "elastix.tune.Search needs to know what to optimise. Nothing was started. Give "
                 "metric and mode to TuneConfig, or to Search."
             )
-        self._objectives = Objectives.of(self._metric, self._mode or "max")
+        self._objectives = Objectives.of(self._metric, self._mode)
         names = self._objectives.names
         self._elastix.start(self._space, objectives=len(names), seed=self._seed)
 
@@ -273,6 +280,7 @@ class Search(TuneSearcher):
                 )
             known = cloudpickle.loads(b64decode(begun))
             self._metric, self._mode, self._space, self._nested, self._labelled = known
+            self._mode = self._mode or "max"  # as an earlier version took it
             self._begin()
         self._elastix.load_state_dict(state["searcher"])
         self._live = {key: Trial.from_json(value) for key, value in state["live"].items()}

@@ -126,6 +126,28 @@ def begun(searcher=None, **options):
     return search
 
 
+def test_a_mode_that_nobody_gave_is_asked_for():
+    """It was "max", so a loss was made as large as possible."""
+    search = elastix.tune.Search(elastix.Random())
+    with pytest.raises(ConfigError, match="Give metric and mode to TuneConfig"):
+        search.set_search_properties("loss", None, {"x": tune.uniform(0, 1)})
+
+
+def test_search_has_a_metric_and_tune_config_the_mode():
+    search = elastix.tune.Search(Drawing(), space=SPACE, metric="score")
+    assert search.set_search_properties(None, "min", {})
+    search.suggest("t0")
+    search.on_trial_complete("t0", {"score": 3.0})
+    assert search._elastix.best.losses == (3.0,)
+
+
+@pytest.mark.parametrize("given", [("loss", "min"), ("score", "max")])
+def test_tune_config_and_search_must_not_contradict_each_other(given):
+    search = elastix.tune.Search(elastix.Random(), metric="score", mode="min")
+    with pytest.raises(ConfigError, match=r"TuneConfig has .* Nothing was started"):
+        search.set_search_properties(*given, {"x": tune.uniform(0, 1)})
+
+
 def test_results_reach_the_searcher_and_failures_count_as_such():
     drawing = Drawing()
     search = begun(drawing)
