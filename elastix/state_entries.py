@@ -12,6 +12,8 @@ from typing import Any
 
 from elastix.state import BY_PARAMETER, State
 
+OUTER = "outer_optimizer"
+"""Under which name the optimizer of outer steps is in a State."""
 _EXTRA = re.compile(r"@([^@/]+\.)?_extra_state")
 """What a State has under the name of a module's `get_extra_state`; not those of further models."""
 
@@ -99,8 +101,17 @@ def without(state: State, others: Iterable[str]) -> State:
 
 
 def entries_of(state: State, *kinds: str) -> State:
-    """What a State holds of these kinds of objects: "optimizer" is that of all optimizers."""
-    return _entries(state, lambda name: name.rstrip("0123456789") in kinds)
+    """What a State holds of these kinds of objects.
+
+    "optimizer" is that of all optimizers, by whatever names, but for the one of outer steps.
+    """
+
+    def wanted(name: str) -> bool:
+        if name.rstrip("0123456789") in kinds:
+            return True
+        return "optimizer" in kinds and name != OUTER and is_optimizer(state.meta[f"@{name}"])
+
+    return _entries(state, wanted)
 
 
 def _entries(state: State, wanted: Callable[[str], bool]) -> State:

@@ -372,8 +372,8 @@ def leave(
         return {}
     metrics = {name: single(value) for name, value in metrics.items()}
     state = capture({"": model}, {})
-    ref = model_source.leave(TrainedModel(model, state, metrics, epochs, "final"))
-    return {_REF: ref} if ref is not None else {}
+    left = model_source.leave(TrainedModel(model, state, metrics, epochs, "final"))
+    return {_REF: left.ref} if left is not None else {}
 
 
 # ------------------------------------------------------------------------- Tune's spaces

@@ -20,7 +20,7 @@ from elastix.search.trial import Config, Objectives
 from elastix.state import Ref, State, Stateful, warm_start
 from elastix.state_entries import entries_of, model_of
 from elastix.store import Signature, Store, signature
-from elastix.train.replica.model_source import TrainedModel
+from elastix.train.replica.model_source import LeftModel, TrainedModel
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -246,7 +246,7 @@ class TrialModelSource(_FromStore):
         parent = self._parent
         return self._read("begins at the beginning", lambda: opened(self.store).get(parent, "@*"))
 
-    def leave(self, leaving: TrainedModel) -> Ref | None:
+    def leave(self, leaving: TrainedModel) -> LeftModel | None:
         """See ModelSource. Stores a final model alone or with its optimizer, a paused one whole."""
         score = self._score(leaving.metrics)
         paused = leaving.reason == "paused"
@@ -270,12 +270,15 @@ class TrialModelSource(_FromStore):
         known = self._signature
         taken = known[1] if known and known[0] is leaving.model else signature(leaving.model)
         self._signature = None  # this outlives the run, and the model need not
-        return opened(self.store).put(
+        store = opened(self.store)
+        before = store.written_bytes
+        ref = store.put(
             state,
             parents=[ancestor] if ancestor is not None else [],
             signature=taken,
             score=score,
         )
+        return LeftModel(ref, state.nbytes, store.written_bytes - before)
 
     def _ancestor(self) -> tuple[Ref | None, float]:
         """Whose tensors it began with, and what they had been trained for."""
@@ -324,7 +327,7 @@ class StoredModelSource(_FromStore):
         """It begins at the beginning."""
         return None
 
-    def leave(self, leaving: TrainedModel) -> Ref | None:
+    def leave(self, leaving: TrainedModel) -> LeftModel | None:
         """The run keeps its States itself."""
         del leaving
         return None

@@ -98,6 +98,16 @@ def test_a_kind_is_of_all_objects_of_it():
     assert {name.split("/")[0] for name in found.tensors} == {"@optimizer", "@optimizer1"}
 
 
+def test_an_optimizer_of_another_name_is_one_and_that_of_outer_steps_is_none_of_a_models():
+    model = Net(0)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    train(model, optimizer)
+    others = {"late": optimizer, "outer_optimizer": optimizer}
+    found = entries_of(capture({"": model}, others), "optimizer")
+    assert list(found.meta) == ["@late"]
+    assert {name.split("/")[0] for name in found.tensors} == {"@late"}
+
+
 def test_a_part_of_a_tensor_stays_one():
     state = trained()
     name = next(iter(entries_of(state, "optimizer").tensors))

@@ -11,7 +11,7 @@ import torch
 
 from elastix.data.rehearsal import Rehearsal
 from elastix.events import AncestorIgnored, Event, StateStored, TensorsInherited
-from elastix.state import State
+from elastix.state import State, Stateful
 from elastix.train.replica.model_source import ModelSource, TrainedModel
 from elastix.train.replica.tracked_objects import TrackedObjects
 
@@ -62,6 +62,14 @@ class Inheritance:
             return AncestorIgnored()
         return None
 
+    def tracked(self, tracked: TrackedObjects, begun: Mapping[str, Stateful]) -> None:
+        """The same for what comes after the model was prepared, and begins with this run."""
+        if self._source is None or self._inherited is None or not tracked.modules:
+            return
+        model, found = self._inherited
+        if model is tracked.model:
+            self._source.warm_start(found, tracked.modules, begun)
+
     def resume(self) -> State | None:
         """The State that was left at a pause."""
         return self._source.resume() if self._source is not None else None
@@ -82,15 +90,16 @@ class Inheritance:
     def leave(self, left: TrainedModel, step: int) -> StateStored | None:
         """Leave a State to other models. Blocks until it is stored, if it is worth it."""
         started = time.monotonic()
-        ref = self._source.leave(left) if self._source is not None else None
-        if ref is None:
+        stored = self._source.leave(left) if self._source is not None else None
+        if stored is None:
             return None
         took_s = time.monotonic() - started
         return StateStored(
-            ref=ref,
+            ref=stored.ref,
             step=step,
             reason=left.reason,
-            stored_bytes=left.state.nbytes,
+            stored_bytes=stored.stored_bytes,
             store_s=took_s,
             stall_s=took_s,
+            state_bytes=stored.state_bytes,
         )

@@ -362,7 +362,7 @@ class Member:
         """Make further objects part of the State, by name."""
         if self.settings.alone:
             self._used.check(objects.values())
-        self._tracked.track(objects)
+        self._inheritance.tracked(self._tracked, self._tracked.track(objects))
         if self.settings.alone:
             self._used.begin(objects.values())
 

@@ -33,6 +33,20 @@ class TrainedModel:
     reason: str
 
 
+@dataclass(frozen=True)
+class LeftModel:
+    """What a run has left in a store.
+
+    Attributes:
+        ref: its name there.
+        state_bytes, stored_bytes: see StateStored.
+    """
+
+    ref: Ref
+    state_bytes: int
+    stored_bytes: int
+
+
 class ModelSource(Protocol):
     """Sent to every worker of a run. Its methods are called in the training thread.
 
@@ -94,6 +108,6 @@ class ModelSource(Protocol):
         """The State in whose place a run begins that has inherited; None: at the beginning."""
         ...
 
-    def leave(self, leaving: TrainedModel) -> Ref | None:
-        """Store what a run leaves, durably; its ref, None if it is not worth keeping."""
+    def leave(self, leaving: TrainedModel) -> LeftModel | None:
+        """Store what a run leaves, durably; None if it is not worth keeping."""
         ...

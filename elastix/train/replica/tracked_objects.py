@@ -28,13 +28,12 @@ from elastix.data.loader import Loader
 from elastix.data.rehearsal import ENTRY, Rehearsal
 from elastix.data.source import Source
 from elastix.errors import ConfigError, StateError
-from elastix.sharding import fsdp_layers, is_sharded, let_go_of_gathered, local
+from elastix.sharding import fsdp_layers, is_sharded, let_go_of_gathered, local, named_part
 from elastix.state import RandomState, State, Stateful
+from elastix.state_entries import OUTER
 from elastix.train.checkpoint import state_digests
 from elastix.train.replica.learning_rate import hold_at_end
 
-_OUTER = "outer_optimizer"
-"""Under which name the optimizer of outer steps is in a State."""
 _PASSING = "@passing buffers/"
 """What names begin with, in a State on its way to who joins, that are in no State that is kept."""
 
@@ -71,6 +70,7 @@ class TrackedObjects:
         self._outer: torch.optim.Optimizer | None = None
         self._groups: dict[torch.optim.Optimizer, int] = {}  # how many each was given with
         self._unclaimed = State({})
+        self._placed = False  # that is of an ancestor, in whose place this run begins
 
     @property
     def model(self) -> torch.nn.Module:
@@ -191,9 +191,9 @@ class TrackedObjects:
         Raises:
             ConfigError: its name is taken.
         """
-        if _OUTER in self.others:
-            raise ConfigError(f"the name {_OUTER!r} is taken by outer steps; choose another.")
-        self.others[_OUTER] = self._outer = optimizer
+        if OUTER in self.others:
+            raise ConfigError(f"the name {OUTER!r} is taken by outer steps; choose another.")
+        self.others[OUTER] = self._outer = optimizer
 
     @property
     def own(self) -> tuple[str, ...]:
@@ -204,14 +204,17 @@ class TrackedObjects:
         mine = {name: other for name, other in self.others.items() if other is not self._outer}
         return tuple(name for name, other in mine.items() if isinstance(other, kinds))
 
-    def track(self, objects: Mapping[str, Stateful]) -> None:
+    def track(self, objects: Mapping[str, Stateful]) -> dict[str, Stateful]:
         """Take in further objects by name, and give them their part of the State.
+
+        Returns:
+            Those that this run begins with, and does not go on with.
 
         Raises:
             ConfigError: it has no state, an optimizer has parameters that were not prepared, or the
                 name is taken.
         """
-        names = states.parameter_names(self.modules)
+        names, begun = states.parameter_names(self.modules), {}
         for name, other in objects.items():
             if not isinstance(other, Stateful):
                 raise ConfigError(
@@ -223,7 +226,9 @@ class TrackedObjects:
             if isinstance(other, torch.optim.Optimizer) and self.modules:
                 states.check_optimizer(other, names, "Nothing was tracked under that name.")
             self._add(name, other)
-            self._claim(name, other)
+            if not self._claim(name, other) or self._placed:
+                begun[name] = other
+        return begun
 
     def open(self, loader: Loader) -> bool:
         """Take in a loader; whether the State had a part for it, which it goes on from."""
@@ -289,8 +294,8 @@ class TrackedObjects:
             StateError: it does not fit.
         """
         there = self.others
-        if f"@{_OUTER}" not in state.meta:  # of a run that has exchanged gradients so far
-            there = {name: other for name, other in there.items() if name != _OUTER}
+        if f"@{OUTER}" not in state.meta:  # of a run that has exchanged gradients so far
+            there = {name: other for name, other in there.items() if name != OUTER}
         try:
             if self.staged:
                 self._look_for_stages(state)
@@ -304,7 +309,7 @@ class TrackedObjects:
                 "stored. To begin anew choose another RunConfig.name, or remove STORE/runs/NAME; "
                 "to go on give the model and the optimizer that it was stored with."
             ) from error
-        self._unclaimed = state_entries.without(state, self.others)
+        self._unclaimed, self._placed = state_entries.without(state, self.others), False
         # A joiner that began anew in the middle of its loop has some of these.
         for name, memory in self._remembered.items():
             self._claim(name, memory)
@@ -377,12 +382,16 @@ class TrackedObjects:
         states.take_place(state, others)
         rest = state_entries.without(state, self.others)
         self._unclaimed = rest if whole else state_entries.entries_of(rest, "loader/")
+        self._placed = True
 
     def _claim(self, name: str, other: Stateful) -> bool:
         """Give an object its part of the State; False if that has none."""
         if f"@{name}" not in self._unclaimed.meta:
             return False
-        states.restore_others(self._unclaimed, self.modules, {name: other})
+        if self._placed and isinstance(other, torch.optim.Optimizer | LRScheduler):
+            states.take_place(self._unclaimed, {name: other})  # under options of its own
+        else:
+            states.restore_others(self._unclaimed, self.modules, {name: other})
         self._unclaimed = state_entries.without(self._unclaimed, {name: other})
         return True
 
@@ -546,6 +555,12 @@ def _check_elements(module: torch.nn.Module) -> None:
                 "Nothing was prepared. Give it some before ctx.prepare: module.to_empty(device=...)"
             )
     for name, tensor in module.state_dict().items():
+        if isinstance(tensor, torch.Tensor) and named_part(name) is not None:
+            raise ConfigError(
+                f"{type(module).__name__} has a tensor {name!r}, which in a store is the name of a "
+                "part of another one. Nothing was prepared. Give it a name that does not end in "
+                "numbers in brackets."
+            )
         if isinstance(tensor, torch.Tensor) and overlaps(tensor):
             raise ConfigError(
                 f"{name} of {type(module).__name__} was expanded: several of its elements are one "

@@ -94,9 +94,10 @@ def test_a_model_that_has_more_than_tensors_is_left_with_all_of_it(tmp_path: Pat
     terms = terms_in(tmp_path, mode="none")
     model = HasMore({"seen": 7, "scale": torch.ones(2)})
     left = TrainedModel(model, capture({"": model}, {}), {"score": 0.5}, 1.0, "final")
-    ref = TrialModelSource(terms, 0, {}).leave(left)
+    stored = TrialModelSource(terms, 0, {}).leave(left)
+    assert stored is not None
     model_sources.let_go(terms.store)
-    trial = Trial(0, Suggestion({}), TrialState.FINISHED, (0.0,), ref=ref)
+    trial = Trial(0, Suggestion({}), TrialState.FINISHED, (0.0,), ref=stored.ref)
     assert Best(trial, {}, str(tmp_path)).model(lambda _: HasMore(None)).more["seen"] == 7
 
 
@@ -199,3 +200,44 @@ def test_a_layer_that_is_used_twice_is_inherited_once_and_whole(tmp_path: Path) 
         assert found["share"] == 1.0
     finally:
         let_go(opener)
+
+
+def test_of_a_model_that_is_left_it_is_said_how_large_it_is_and_what_of_it_is_new(
+    tmp_path: Path,
+) -> None:
+    """What a trial has inherited, and did not change, is in the store already."""
+    terms, model = terms_in(tmp_path, mode="none"), torch.nn.Linear(3, 2)
+    sizes = []
+    for number in range(2):
+        state = capture({"": model}, {})
+        left = TrainedModel(model, state, {"score": 0.5}, 1.0, "final")
+        stored = TrialModelSource(terms, number, {}).leave(left)
+        assert stored is not None
+        sizes.append((stored.state_bytes, stored.stored_bytes))
+        with torch.no_grad():
+            model.bias.add_(1.0)
+    model_sources.let_go(terms.store)
+    assert sizes == [(32, 32), (32, 8)]
+
+
+def test_children_inherit_what_an_optimizer_of_any_name_has_gathered(tmp_path: Path) -> None:
+    """As `ctx.track(adam=optimizer)` calls one that is made after the model was prepared."""
+    terms = replace(terms_in(tmp_path), optimizer=True)
+    model, child = torch.nn.Linear(3, 2), torch.nn.Linear(3, 2)
+    adam = torch.optim.Adam(model.parameters())
+    model(torch.ones(1, 3)).sum().backward()
+    adam.step()
+    state = capture({"": model}, {"adam": adam})
+    left = TrainedModel(model, state, {"score": 0.5}, 1.0, "final")
+    stored = TrialModelSource(terms, 0, {}).leave(left)
+    assert stored is not None
+    source = TrialModelSource(terms, 1, {}, parent=stored.ref)
+    found, theirs = source.inherit(child), torch.optim.Adam(child.parameters())
+    assert found is not None
+    source.warm_start(found, {"": child}, {"adam": theirs})
+    model_sources.let_go(terms.store)
+    gathered = [theirs.state[parameter]["exp_avg"] for parameter in child.parameters()]
+    assert all(
+        torch.equal(mine, adam.state[p]["exp_avg"])
+        for mine, p in zip(gathered, model.parameters(), strict=True)
+    )

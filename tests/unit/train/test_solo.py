@@ -22,6 +22,7 @@ from elastix.search.model_sources import InheritTerms, StoreDirectory, TrialMode
 from elastix.search.trial import Objectives
 from elastix.state import State
 from elastix.train.checkpoint.saver import Saver
+from elastix.train.replica.model_source import LeftModel
 from elastix.train.replica.solo import run_alone
 from tests.search_parts import Net, accuracy, data
 from tests.unit.train.solo import solo
@@ -55,7 +56,7 @@ class Keeps:
     def leave(self, leaving):
         tensors = {name: tensor.clone() for name, tensor in leaving.state.tensors.items()}
         self.left.append((State(tensors, leaving.state.meta), leaving.epochs, leaving.reason))
-        return "1" * 64
+        return LeftModel("1" * 64, 7, 3)
 
 
 def train(ctx):
@@ -92,6 +93,8 @@ def test_it_gives_bit_for_bit_what_plain_torch_gives(tmp_path):
     (state, epochs, reason) = keeps.left[0]
     assert (epochs, reason) == (3, "final")
     assert torch.equal(state.model["head.weight"], plain.head.weight)
+    (stored,) = [event for event in events if isinstance(event, StateStored)]
+    assert (stored.state_bytes, stored.stored_bytes) == (7, 3), "as its model source says"
 
 
 def test_a_run_that_is_over_costs_later_ones_nothing(tmp_path):
@@ -535,3 +538,16 @@ def test_a_frozen_part_of_inference_mode_is_no_matter_in_slices(tmp_path):
 
     outcome = run_alone(train, {}, solo(tmp_path), print)
     assert (outcome.kind, outcome.step) == ("finished", 2), outcome
+
+
+def test_an_optimizer_that_is_tracked_after_the_model_begins_with_what_its_ancestors_had(tmp_path):
+    keeps = Keeps()
+
+    def late(ctx):
+        model = Net(2)
+        ctx.inherit(model)
+        ctx.prepare(model)
+        ctx.track(late=torch.optim.Adam(model.parameters()))
+
+    assert run_alone(late, {}, solo(tmp_path, model_source=keeps), print).kind == "finished"
+    assert keeps.warmed == ("0" * 64, [""], ["late"])

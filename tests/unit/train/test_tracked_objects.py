@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch.optim import optimizer as hooks
 
+from elastix.errors import ConfigError
 from elastix.train.replica.tracked_objects import TrackedObjects
 
 
@@ -111,3 +112,31 @@ def test_what_only_an_outer_optimizer_holds_is_not_copied_late() -> None:
     both = [*model.parameters(), *average.parameters()]
     live.keep_outer(torch.optim.SGD(both, lr=0.7))
     assert live.late(live.capture({})) == {"weight", "bias"}
+
+
+def test_an_optimizer_that_is_tracked_late_keeps_its_own_options_in_an_ancestors_place() -> None:
+    """A child of a population has other hyperparameters than its parent."""
+    parent, model = TrackedObjects(), torch.nn.Linear(2, 2)
+    parent.prepare([model], torch.device("cpu"))
+    parent.track({"late": torch.optim.SGD(model.parameters(), lr=0.1)})
+    child, own = TrackedObjects(), torch.nn.Linear(2, 2)
+    child.prepare([own], torch.device("cpu"))
+    child.take_place(parent.capture({}), whole=True)
+    late = torch.optim.SGD(own.parameters(), lr=0.7)
+    assert list(child.track({"late": late})) == ["late"], "it begins with this run"
+    assert late.param_groups[0]["lr"] == 0.7
+
+
+def test_what_goes_on_with_a_run_does_not_begin_with_it() -> None:
+    before, *_ = tracked()
+    before.track({"known": Count(7)})
+    after, *_ = tracked()
+    after.adopt(before.capture({}))
+    assert list(after.track({"known": Count(), "fresh": Count()})) == ["fresh"]
+
+
+def test_a_tensor_with_the_name_of_a_part_is_refused_before_anything_is_trained() -> None:
+    """No State of such a model could be stored, and the run would end without one."""
+    model = torch.nn.ParameterDict({"w[0:2]": torch.nn.Parameter(torch.ones(2))})
+    with pytest.raises(ConfigError, match=r"'w\[0:2\]'.* Nothing was prepared"):
+        TrackedObjects().prepare([model], torch.device("cpu"))
