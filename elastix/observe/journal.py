@@ -18,6 +18,7 @@ from elastix.observe.run_lock import Lock
 from elastix.observe.sealed_lines import SEAL, LineChecker, checksum, is_sealed, seal
 
 _BLOCK = 1 << 17  # bytes that are read at once
+_NUMBER = "serial"  # of an event, in its line: journals have called it so from the beginning
 _LOOK_EVERY_S = 0.05  # a look gives up the interpreter lock, which others take
 _KIND = b'{"event":"'  # what a line begins with
 
@@ -94,7 +95,7 @@ class Journal:
         if now_s - self._looked_s > _LOOK_EVERY_S:
             self._looked_s = now_s
             self._check_in_place()
-        record = to_record(event) if sequence is None else {**to_record(event), "serial": sequence}
+        record = to_record(event) if sequence is None else {**to_record(event), _NUMBER: sequence}
         try:
             text = json.dumps(record, separators=(",", ":")).encode()
         except (TypeError, ValueError) as error:
@@ -226,7 +227,7 @@ def read(path: Path) -> Iterator[Event]:
 
 
 def read_numbered(path: Path) -> Iterator[tuple[Event, int | None]]:
-    """As `read`, each event with its serial, if it has one."""
+    """As `read`, each event with its sequence number, if it has one."""
     for event, sequence, _ in read_placed(path):
         yield event, sequence
 
@@ -349,7 +350,7 @@ def _parse(line: bytes, place: str) -> tuple[Event, int | None]:
         record = json.loads(line)
         if is_sealed(line):
             del record["crc"]
-        sequence = record.pop("serial", None) if isinstance(record, dict) else None
+        sequence = record.pop(_NUMBER, None) if isinstance(record, dict) else None
         return from_record(record), sequence
     except (ValueError, RecursionError, Corrupt) as error:
         raise Corrupt(f"{place} is no event: {error}") from error

@@ -11,12 +11,14 @@ from elastix.data.random_numbers import seed_generators
 from elastix.state import BY_PARAMETER, Manifest, State, Stateful
 from elastix.state_entries import is_optimizer
 
+SEQUENCE = "serial"
+"""Under which name States have the sequence number, from the first version on."""
 _OWN = "rng"
 """Each worker has random numbers of its own, or all would draw the same dropout masks."""
 
 
 _OF_THE_WAY = {
-    "serial": "events sent: those of losses and joins are counted too",
+    SEQUENCE: "events sent: those of losses and joins are counted too",
     "stored_step": "checkpoints may go by the clock",
     "voids": "steps that were tried in vain, for whatever reason",
     "window": "ratios in which batches are split over workers; there are none in slices",

@@ -31,11 +31,11 @@ class Link(Protocol):
         ...
 
     def emit(self, event: Event, sequence: int | None = None) -> None:
-        """Send an event to the journal. One with a serial may come from several workers."""
+        """Send an event to the journal. With a sequence number several workers may send it."""
         ...
 
     def journaled(self) -> int:
-        """The highest serial that the journal has confirmed; -1 for none."""
+        """The highest sequence number that the journal has confirmed; -1 for none."""
         ...
 
     def phase(self, name: str, detail: int) -> None:

@@ -164,7 +164,7 @@ class WorkerState:
         exact = {"exact": self._computes_with} if self._settings.exact else {}
         return {
             **self._steps.state_dict(),
-            "serial": self._parts.replicated.sequence,
+            state_digests.SEQUENCE: self._parts.replicated.sequence,
             "reports": self.reports,
             "passes_before": self._passes_before,
             "stored_step": self._schedule.stored_step,
@@ -197,7 +197,7 @@ class WorkerState:
             self._beginning = Beginning(own, self._tracked)
         self._steps.load_state_dict(state.meta)
         self._schedule.stored(state.meta["stored_step"])
-        self._parts.replicated.sequence = state.meta["serial"]
+        self._parts.replicated.sequence = state.meta[state_digests.SEQUENCE]
         self.reports = state.meta["reports"]
         self._passes_before = state.meta.get("passes_before", 0.0)
 
