@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_leaves
 from elastix.commands.built_model import built_model, first_line, without_cache
 from elastix.commands.estimate import input_dtype_of, shape_of
 from elastix.errors import ConfigError, StoreError
-from elastix.state import State
+from elastix.state import State, raw_bytes
 from elastix.store.packs import storage_errors
 
 BATCHES = (1, 3, 7)
@@ -141,14 +141,28 @@ def _by_config(transformers: Any, path: Path) -> torch.nn.Module:  # noqa: ANN40
 
 
 def _put_huggingface(module: Any, draft: Path) -> None:  # noqa: ANN401 - PreTrainedModel
+    own = module.state_dict()
+    beside = [name for name, value in own.items() if not isinstance(value, torch.Tensor)]
+    if beside:  # a get_extra_state gave it
+        raise StoreError(
+            f"the model keeps {beside[0]!r}, which is no tensor, and a Hugging Face folder has "
+            "tensors alone. Nothing was put in place. Export as safetensors, which has it among "
+            "its metadata."
+        )
     module.save_pretrained(draft, max_shard_size=_MOST)  # in one file
     again = type(module).from_pretrained(draft).state_dict()
-    for name, tensor in module.state_dict().items():
-        if name not in again or not torch.equal(again[name], tensor):
+    for name, tensor in own.items():
+        if name not in again or not _same(again[name], tensor):
             raise StoreError(
                 f"transformers reads another {name!r} than was written. Nothing was put in place. "
                 "Export as safetensors, which holds every tensor under its own name."
             )
+
+
+def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """To the last bit: a NaN is what it was."""
+    alike = (one.dtype, one.shape) == (other.dtype, other.shape)
+    return alike and torch.equal(raw_bytes(one), raw_bytes(other))
 
 
 # ---------------------------------------------------------------------- ONNX

@@ -9,9 +9,11 @@ from packaging.version import Version
 from typer.testing import CliRunner
 
 from elastix.cli import app
-from elastix.commands.export_formats import _alike
+from elastix.commands.export_formats import _alike, _put_huggingface, _same
+from elastix.errors import StoreError
 from elastix.state import State
 from elastix.store import Store
+from tests.unit.test_state import HasMore
 
 MODELS = """
 import torch
@@ -278,3 +280,16 @@ def test_without_onnx_it_says_what_to_install(folder, monkeypatch):
     stored(folder, "build")
     monkeypatch.setitem(__import__("sys").modules, "onnx", None)
     assert "pip install 'elastix[onnx]'" in onnx(folder, "build", code=2).output
+
+
+def test_a_folder_of_hugging_face_has_no_place_for_what_is_no_tensor(tmp_path):
+    with pytest.raises(StoreError, match=r"keeps '_extra_state', which is no tensor"):
+        _put_huggingface(HasMore({"seen": 7}), tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_tensor_with_nan_is_the_same_one_and_one_of_another_type_is_not():
+    one = torch.tensor([1.0, math.nan])
+    assert _same(one, one.clone())
+    assert not _same(one, one.double())
+    assert not _same(torch.tensor([0.0]), torch.tensor([-0.0]))
