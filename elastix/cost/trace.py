@@ -39,6 +39,8 @@ from elastix.sharding import is_sharded, local
 if TYPE_CHECKING:
     from elastix.mesh_check import DeviceMesh
 
+logger = logging.getLogger(__name__)
+
 OPTIMIZERS: dict[str, type[torch.optim.Optimizer]] = {
     "adam": torch.optim.Adam,
     "adamw": torch.optim.AdamW,
@@ -46,6 +48,8 @@ OPTIMIZERS: dict[str, type[torch.optim.Optimizer]] = {
 }
 
 _ATEN = torch.ops.aten
+_told: set[str] = set()
+_COMPLEX = 4  # multiply-adds of real numbers in one of complex ones
 _CONVOLUTIONS = (_ATEN.convolution, _ATEN.convolution_backward)
 _LOOKS = DataDependentOutputException, DynamicOutputShapeException
 _COLLECTIVES = ("c10d", "_c10d_functional", "fsdp")
@@ -65,6 +69,18 @@ _FORMULAS: dict[Any, Any] = {
     _ATEN.mkldnn_rnn_layer: layer_flops,
     _ATEN.mkldnn_rnn_layer_backward: layer_backward_flops,
 }
+# What torch has no formula for, as models seldom have it.
+_FORMULAS |= {
+    _ATEN.mv: lambda matrix, *_, **__: 2 * matrix.numel(),
+    _ATEN.addmv: lambda _, matrix, *__, **___: 2 * matrix.numel(),
+    _ATEN.dot: lambda one, *_, **__: 2 * one.numel(),
+    _ATEN._cdist_forward: lambda one, *_, out_val, **__: 3 * out_val.numel() * one.shape[-1],
+    _ATEN._cdist_backward: lambda grad, one, *_, **__: 3 * grad.numel() * one.shape[-1],
+    _ATEN._euclidean_dist: lambda one, *_, out_val, **__: 2 * out_val.numel() * one.shape[-1],
+    _ATEN._trilinear: lambda *given, **_: _trilinear_flops(*given),
+}
+_KNOWN = ("aten", "prim", "prims", "profiler", "mkldnn", *_COLLECTIVES)
+"""Libraries of operators that compute nothing to speak of where there is no formula for them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -281,6 +297,12 @@ def _trace(
             stepper.step()
             spent.extend(p.grad for p in parameters)
             stepper.zero_grad()
+    if fresh := sorted(meter.unknown - _told):  # once each: a gate asks for each configuration
+        _told.update(fresh)
+        logger.warning(
+            "the estimate has no FLOPs of %s, which are of no library that it knows.",
+            ", ".join(fresh),
+        )
     return Cost(
         parameters=sum(p.numel() for p in model.parameters()),
         forward_flops=forward_flops,
@@ -337,12 +359,14 @@ class _Meter(TorchDispatchMode):
         alive, peak: bytes of the storages that exist, now and at most.
         flops, sent: since `begin`.
         heap: where they would be.
+        unknown: operators of which nobody says what they compute.
     """
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.alive = 0
         self.heap = Heap()
+        self.unknown: set[str] = set()
         self._storages: dict[int, weakref.ref[Any]] = {}
         self._sizes: dict[int, int] = {}
         self._blocks: dict[int, Block] = {}
@@ -414,6 +438,10 @@ class _Meter(TorchDispatchMode):
         formula = _FORMULAS.get(func._overloadpacket)
         if formula is not None:
             flops = int(formula(*args, **(kwargs or {}), out_val=out))
+            if any(tensor.is_complex() for tensor in read):
+                flops *= _COMPLEX
+        elif func.namespace not in _KNOWN:
+            self.unknown.add(str(func._overloadpacket))
         self.flops += flops
         if func._overloadpacket in _CONVOLUTIONS:
             self._use(copied_bytes(args, out))
@@ -422,6 +450,21 @@ class _Meter(TorchDispatchMode):
         if not func.is_view:
             self.operators[flops, sum(_size(tensor) for tensor in (*read, *written))] += 1
         return out
+
+
+def _trilinear_flops(
+    one: torch.Tensor,
+    two: torch.Tensor,
+    three: torch.Tensor,
+    *expanded: Sequence[int],
+    **_: Any,  # noqa: ANN401
+) -> int:
+    """Of `Bilinear`: a product of three numbers, and a sum, for each place of all dimensions."""
+    factors = [one, two, three]
+    for place, dims in enumerate(expanded[:3]):
+        for dim in sorted(dims):
+            factors[place] = factors[place].unsqueeze(dim)
+    return 3 * torch.broadcast_shapes(*(factor.shape for factor in factors)).numel()
 
 
 def _sent(name: str, given: Sequence[Any]) -> float:

@@ -214,3 +214,70 @@ def test_convolutions_of_64_bits_make_a_matrix_of_neighbourhoods(kind, options, 
     found = cost(lambda: layers().double(), batch)
     matrix = images * channels * kernel**2 * 8 * size**2
     assert matrix < found.activations_bytes < matrix + 6 * batch.nbytes
+
+
+class Scores(nn.Module):
+    """A product with a vector, as in additive attention."""
+
+    def __init__(self):
+        super().__init__()
+        self.vector = nn.Parameter(torch.ones(64))
+
+    def forward(self, x):
+        return x @ self.vector
+
+
+class Distances(nn.Module):
+    def __init__(self, p):
+        super().__init__()
+        self.p, self.centres = p, nn.Parameter(torch.ones(100, 64))
+
+    def forward(self, x):
+        return torch.cdist(x, self.centres, p=self.p)
+
+
+class Pairs(nn.Bilinear):
+    def forward(self, x):
+        return super().forward(x, x)
+
+
+class Complex(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(64, 16, dtype=torch.complex64))
+
+    def forward(self, x):
+        return torch.view_as_real(x.to(torch.complex64) @ self.weight)
+
+
+@pytest.mark.parametrize(
+    ("build", "rows", "each"),
+    [
+        (Scores, 80, 2 * 64),
+        (lambda: Distances(1.0), 80, 3 * 100 * 64),
+        (lambda: Distances(2.0), 80, 2 * 100 * 64),
+        (lambda: Pairs(64, 64, 32), 80, 3 * 64 * 64 * 32),
+        (Complex, 80, 4 * 2 * 64 * 16),
+    ],
+)
+def test_what_torch_has_no_formula_for_is_counted(build, rows, each):
+    """It was no arithmetic at all, and of complex numbers a quarter."""
+    assert cost(build, torch.zeros(rows, 64)).forward_flops == rows * each
+
+
+def test_an_operator_of_an_unknown_library_is_warned_of_once(caplog):
+    @torch.library.custom_op("elastix_tests::doubled", mutates_args=())
+    def doubled(x: torch.Tensor) -> torch.Tensor:
+        return 2 * x
+
+    doubled.register_fake(torch.empty_like)
+    doubled.register_autograd(lambda ctx, grad: 2 * grad)
+
+    class Doubles(nn.Linear):
+        def forward(self, x):
+            return doubled(super().forward(x))
+
+    for _ in range(2):
+        assert cost(lambda: Doubles(8, 4), torch.zeros(2, 8)).forward_flops == 2 * 2 * 8 * 4
+    (told,) = caplog.messages
+    assert "elastix_tests.doubled" in told
