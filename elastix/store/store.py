@@ -359,7 +359,7 @@ class Store:
         ref = manifest.ref
         above = {parent: self._above(parent) for parent in manifest.parents}
         owners = lineage.inherited(manifest, above)
-        value = None if score is None else float(score)
+        value = _score(score)
         layers = lineage.as_stored(signature)
         model = Model(manifest, owners, whole.tied, layers, value, time.time())
         for name in tags:

@@ -104,6 +104,10 @@ def _check_tensor(name: Any, tensor: Any) -> None:  # noqa: ANN401 - whatever a 
         what = f"a {type(tensor).__name__} of {getattr(tensor, 'dtype', 'no')} dtype"
     elif is_sharded(tensor):
         what = "a DTensor, of which this process holds a part"
+    elif torch.nn.parameter.is_lazy(tensor):
+        what = "a parameter without a shape yet"
+    elif _has_no_bytes(tensor):
+        what = f"a {type(tensor).__name__}"
     elif tensor.is_nested:
         what = "a nested tensor"
     elif tensor.layout != torch.strided or tensor.is_quantized or tensor.is_meta:
@@ -115,3 +119,13 @@ def _check_tensor(name: Any, tensor: Any) -> None:  # noqa: ANN401 - whatever a 
             f"{name!r} is {what}; the store keeps dense tensors with values. Nothing was stored. "
             "Convert it or leave it out."
         )
+
+
+def _has_no_bytes(tensor: torch.Tensor) -> bool:
+    """Whether it only looks like a tensor: it is traced, or made up of others."""
+    if type(tensor) in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer):
+        return False
+    from torch._subclasses.fake_tensor import FakeTensor
+    from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+    return isinstance(tensor, FakeTensor) or is_traceable_wrapper_subclass(tensor)

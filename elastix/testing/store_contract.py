@@ -255,12 +255,18 @@ class StoreContract:
     def test_what_cannot_be_stored_is_named(self, store: Store) -> None:
         import numpy as np
 
+        from torch._subclasses.fake_tensor import FakeTensorMode
+
         objects = np.array([object()], dtype=object)
+        with FakeTensorMode():
+            fake = torch.ones(3)
         bad = {
             "objects": objects,
             "sparse": torch.eye(3).to_sparse(),
             "meta": torch.empty(3, device="meta"),
             "text": "text",
+            "lazy": torch.nn.LazyLinear(3).weight,
+            "fake": fake,
         }
         for name, value in bad.items():
             with pytest.raises(StateError, match=f"'{name}'"):

@@ -37,6 +37,7 @@ def new():
 
 
 NO_PATH = [None, 3, b"x", "", ["a"], "a\0b"]
+NO_SCORE = ["x", [1], torch.zeros(2), print, 10**400]
 WRONG = {
     "a model": {
         "manifest": (lambda s, x: s.manifest(x), [None, 3, b"a", ["a"], "\ud800", "\udcff"]),
@@ -61,7 +62,8 @@ WRONG = {
     "cannot be a tag": {"tag": (lambda s, x: s.tag(x, "a"), [None, 3, b"x", ["a"], "\ud800", ""])},
     "state": {"put": (lambda s, x: s.put(x), [None, {}, torch.nn.Linear(2, 2), "a", "x" * 10**5])},
     "score": {
-        "put": (lambda s, x: s.put(s.get("a"), score=x), ["x", [1], torch.zeros(2), print, 10**400])
+        "put": (lambda s, x: s.put(s.get("a"), score=x), NO_SCORE),
+        "put_shares": (lambda s, x: s.put_shares([s.put_share(new())], score=x), NO_SCORE),
     },
     "names": {"get": (lambda s, x: s.get("a", x), [7, None, [7], [None], b"x"])},
     "parents": {"put": (lambda s, x: s.put(new(), parents=x), ["a", b"a", 7])},
