@@ -254,7 +254,6 @@ class StoreContract:
 
     def test_what_cannot_be_stored_is_named(self, store: Store) -> None:
         import numpy as np
-
         from torch._subclasses.fake_tensor import FakeTensorMode
 
         objects = np.array([object()], dtype=object)
