@@ -158,14 +158,23 @@ def match_tensors(
 def _each_once(model: nn.Module, names: Mapping[str, str]) -> dict[str, str]:
     """A tensor that has several names, as tied weights do, under its first one alone.
 
-    They may match different tensors of the ancestor, of which the model can have one.
+    They may match different tensors of the ancestor, of which the model can have one. What the
+    model's state_dict has under another name is left out.
     """
     targets = model.state_dict(keep_vars=True)
     first: dict[int, str] = {}
     for name, target in targets.items():
         first.setdefault(id(target), name)
     found: dict[str, str] = {}
+    hidden = sorted(names.keys() - targets.keys())
+    if hidden:  # its state_dict has a hook, as its ancestor's had
+        logger.warning(
+            "%s has %s under another name in its state_dict, %d in all: these are not inherited",
+            *(type(model).__name__, hidden[0], len(hidden)),
+        )
     for own, other in names.items():
+        if own not in targets:
+            continue
         found.setdefault(first[id(targets[own])], other)
     return found
 

@@ -198,3 +198,30 @@ def test_of_a_tensor_of_another_precision_the_bytes_of_the_model_count(store):
     model = net(4)
     found = inherit(model, store, parent=put(store, net(4).double()))
     assert found.nbytes == sum(tensor.nbytes for tensor in model.state_dict().values())
+
+
+class Renames(nn.Module):
+    """Its state_dict has one of its tensors under another name."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(3, 3)
+        self._register_state_dict_hook(renamed)
+
+    def forward(self, x):
+        return self.layer(x)
+
+
+def renamed(module, state, prefix, local):
+    state[f"{prefix}weight"] = state.pop(f"{prefix}layer.weight")
+
+
+def test_what_a_state_dict_has_under_another_name_is_not_inherited_and_said(tmp_path, caplog):
+    parent, child = Renames(), Renames()
+    with Store(tmp_path) as store:
+        ref = store.put(State(dict(parent.state_dict())), signature=signature(parent))
+        found = inherit(child, store, parent=ref)
+    assert found is not None
+    assert dict(found.tensors) == {"layer.bias": "layer.bias"}
+    assert torch.equal(child.layer.bias, parent.layer.bias)
+    assert "Renames has layer.weight under another name" in caplog.text
