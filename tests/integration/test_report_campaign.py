@@ -54,7 +54,7 @@ def test_a_campaign_from_its_book_and_journal(tmp_path):
     assert len(found.trials) == 14
     assert found.objectives == (("loss", "min"),)
     assert found.outcome == "finished"
-    assert found.best.values[0] == min(t.values[0] for t in found.scored)
+    assert found.best.values[0] == min(t.values[0] for t in found.controls), "from scratch"
     children = [t for t in found.trials if t.parent is not None]
     assert children
     assert any(t.inherited and 0 < t.inherited <= 1 for t in children)
