@@ -464,7 +464,8 @@ def _trilinear_flops(
     for place, dims in enumerate(expanded[:3]):
         for dim in sorted(dims):
             factors[place] = factors[place].unsqueeze(dim)
-    return 3 * torch.broadcast_shapes(*(factor.shape for factor in factors)).numel()
+    places: int = torch.broadcast_shapes(*(factor.shape for factor in factors)).numel()
+    return 3 * places
 
 
 def _sent(name: str, given: Sequence[Any]) -> float:

@@ -151,17 +151,12 @@ class Store:
             folder / "index.sqlite", self._packs, self._writer, read_only
         )
         self._reader = Reader(self._packs, self._ledger)
-        self._written_bytes = 0
+        self.written_bytes = 0  # of tensors, by `put`
 
     @property
     def ledger(self) -> Ledger:
         """The owner of the index. A server of this store passes requests on to it."""
         return self._ledger
-
-    @property
-    def written_bytes(self) -> int:
-        """Bytes of tensors that `put` has written since this Store was opened."""
-        return self._written_bytes
 
     def close(self) -> None:
         """Seal the packs that this Store wrote. It cannot be used afterwards.
@@ -294,7 +289,7 @@ class Store:
         except BaseException:
             writer.cut()
             raise
-        self._written_bytes += sum(place.length for _, place in blobs)
+        self.written_bytes += sum(place.length for _, place in blobs)
         return Put(ref, model, place, seq, tuple(blobs))
 
     def put_share(self, state: State) -> Share:
