@@ -4,6 +4,7 @@ What a module sets while it is imported stays: it is imported once, and later tr
 first one does. Not here: models and random numbers that trials find outside of themselves.
 """
 
+import gc
 import logging
 import multiprocessing
 import os
@@ -24,6 +25,8 @@ import torch
 import torch.distributed as dist
 import torch.nn.modules.module as hooks_of_modules
 import torch.optim.optimizer as hooks_of_optimizers
+
+from elastix.search.executors.entered_contexts import CONTEXTS
 
 _TO_RETURN = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY  # without the right to read it
 _DEVICES = ("cpu", "cuda")
@@ -153,6 +156,7 @@ _OF_PRECISION = [
     ),
 ]
 _SETTINGS: tuple[tuple[Get, Put], ...] = (
+    *CONTEXTS,
     (torch.get_default_device, _set_default_device),
     (torch.get_default_dtype, torch.set_default_dtype),
     (torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode),
@@ -200,6 +204,8 @@ _SETTINGS: tuple[tuple[Get, Put], ...] = (
         for of in (hooks_of_modules, hooks_of_optimizers)
     ),
     (_is_in_a_process_group, _set_in_a_process_group),
+    (gc.isenabled, lambda was: (gc.enable if was else gc.disable)()),
+    (gc.get_threshold, lambda kept: gc.set_threshold(*kept)),
     (np.geterr, lambda kept: np.seterr(**kept)),
     (lambda: list(warnings.filters), _set_warnings),
     (_loggers, _set_loggers),

@@ -1,6 +1,7 @@
 """Trials that do what no train function should: the campaign goes on, and its tables are true."""
 
 import copy
+import gc
 import io
 import logging
 import logging.config
@@ -25,7 +26,9 @@ import torch
 import torch.nn.modules.module as every_module
 import torch.optim.optimizer as every_optimizer
 from ConfigSpace import ConfigurationSpace
+from torch.autograd.graph import saved_tensors_hooks
 from torch.optim.optimizer import _global_optimizer_pre_hooks
+from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 
 import elastix
 from elastix.errors import NotFound
@@ -37,6 +40,7 @@ from elastix.state import Ref
 
 SPACE = ConfigurationSpace({"x": (0.0, 1.0)})
 LOGGER = logging.getLogger(__name__)
+ENTERED = []
 
 
 def search(store, train, trials=3, metric="m"):
@@ -174,6 +178,19 @@ def test_a_trial_that_changes_its_working_folder_leaves_the_next_one_its_own(tmp
     assert {t.state for t in results} == {"finished", "failed"}
 
 
+class Watching(TorchDispatchMode):
+    """As profilers and counters of operators are."""
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        return func(*args, **(kwargs or {}))
+
+
+def enter(context):
+    """And never leave it."""
+    ENTERED.append(context)
+    context.__enter__()
+
+
 def flag(of, name, value=None):
     """How it is read, and changed: to the opposite, if no value is given."""
 
@@ -232,6 +249,19 @@ def flag(of, name, value=None):
             torch.sparse.check_sparse_tensor_invariants.is_enabled,
             torch.sparse.check_sparse_tensor_invariants.enable,
         ),
+        (torch.is_inference_mode_enabled, lambda: enter(torch.inference_mode())),
+        (
+            lambda: (torch.autocast_increment_nesting(), torch.autocast_decrement_nesting()),
+            lambda: enter(torch.autocast("cpu", torch.bfloat16)),
+        ),
+        (torch.get_default_device, lambda: enter(torch.device("meta"))),
+        (lambda: len(_get_current_dispatch_mode_stack()), lambda: enter(Watching())),
+        (
+            lambda: torch.ones(1, requires_grad=True).exp().grad_fn._saved_result.item(),
+            lambda: enter(saved_tensors_hooks(torch.clone, torch.zeros_like)),
+        ),
+        (gc.isenabled, gc.disable),
+        (gc.get_threshold, lambda: gc.set_threshold(7, 7, 7)),
         (lambda: list(sys.path), lambda: sys.path.insert(0, "/of/the/trial")),
         (lambda: list(sys.path), lambda: setattr(sys, "path", ["/of/the/trial", *sys.path])),
         (lambda: sys.stdout, lambda: setattr(sys, "stdout", io.StringIO())),
