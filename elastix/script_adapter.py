@@ -28,6 +28,7 @@ from torch.utils.data import IterableDataset as Stream
 
 from elastix import whole_files
 from elastix.data.loader import Loader
+from elastix.data.random_numbers import seed_at
 from elastix.data.source import to_device
 from elastix.errors import ConfigError
 from elastix.state import Stateful, raw_bytes
@@ -76,6 +77,7 @@ class LoneScript:
         self.entered = False
         self.trains = False  # the last batch was one to train on
         self.within = 0  # loops over the epochs of loaders that are under way
+        self._orders = 0  # that were drawn with no seed of the script's
         self.strays: set[object] = set()  # loops over whole batches that may have been trained on
         self._modules: list[torch.nn.Module] = []
         self._optimizers: list[torch.optim.Optimizer] = []
@@ -103,6 +105,15 @@ class LoneScript:
                 self._optimizers.append(other)
             else:
                 self._others.append(other)
+
+    def seed_of_next_order(self) -> int:
+        """Of a loader that shuffles and has no generator: another one for each, as alone.
+
+        Workers open loaders one after the other, all in the same order.
+        """
+        seed, number = self.ctx.seed_of_order, self._orders
+        self._orders += 1
+        return seed_at(seed, "order", number) if number else seed
 
     def track(self, objects: Mapping[str, Stateful]) -> None:
         """Further objects of the State, as `ctx.track` takes them; at any time."""
@@ -320,7 +331,10 @@ class LoneLoader:
             raise ConfigError(f"epochs must be a whole number >= 0, not {total!r}.")
         self._script.enter()
         if self._shared is None:
-            self._shared = self._script.ctx.loader(self.dataset, **self._options)
+            options = self._options
+            if options["shuffle"] and "seed" not in options:
+                options = {**options, "seed": self._script.seed_of_next_order()}
+            self._shared = self._script.ctx.loader(self.dataset, **options)
         for epoch in self._shared.epochs(total):
             self.within, self._through = True, False
             self._script.within += 1

@@ -17,8 +17,9 @@ from torch.utils.data import DataLoader
 
 import elastix
 from elastix.data.audit import audit
+from elastix.data.sample_order import indices
 from elastix.errors import ConfigError
-from elastix.events import Reported
+from elastix.events import LoaderOpened, Reported
 from elastix.script_adapter import LoneLoader
 from elastix.testing.local import run_local
 from tests.adapters import adapting, fabric_classifier
@@ -336,9 +337,9 @@ def test_gradients_of_gradients_are_those_of_one_process(tmp_path, fabric):
     assert all(torch.allclose(ends[0][name], ends[1][name], atol=1e-10) for name in names)
 
 
-def on_two_loaders(ctx):
+def on_two_loaders(ctx, loader=None):
     """What the message of whole batches says to write."""
-    fabric, model, optimizer, loader = set_up(ctx)
+    fabric, model, optimizer, loader = set_up(ctx, loader)
     other = another(fabric)
     for _ in zip(loader.epochs(2), other.epochs(2), strict=True):
         for (x, y), (more, _) in zip(loader, other, strict=True):
@@ -351,6 +352,22 @@ def test_two_loaders_within_their_epochs_are_counted(tmp_path):
     result = run_local(on_two_loaders, 3, directory=tmp_path / "run", timeout_s=60)
     assert audit(result.events).exact
     assert [len(event.batches) for event in adapting.steps(result.events)] == [2] * 8
+
+
+def on_two_that_shuffle(ctx):
+    on_two_loaders(ctx, lambda data: DataLoader(data, 6, shuffle=True))
+
+
+def test_two_loaders_that_shuffle_have_orders_of_their_own_as_alone(tmp_path):
+    """With one seed the k-th samples of two datasets would meet each other in each epoch."""
+    result = run_local(on_two_that_shuffle, 2, directory=tmp_path / "run", seed=3, timeout_s=60)
+    opened = [event for event in result.events if isinstance(event, LoaderOpened)]
+    assert (opened[0].seed, len(opened)) == (3, 2)
+    first, second = (
+        indices([(0, one.length)], one.seed, one.length, one.shuffle).tolist() for one in opened
+    )
+    assert first != second
+    assert audit(result.events).exact
 
 
 def accumulating(ctx):

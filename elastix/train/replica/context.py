@@ -200,6 +200,11 @@ class Context:
         return self._member.settings.steps_alone
 
     @property
+    def seed_of_order(self) -> int:
+        """Of the order of samples in a loader that is given no seed."""
+        return self._member.settings.seed_of_order
+
+    @property
     def world_size(self) -> int:
         """Workers in the group; 0 before prepare."""
         return self._member.world_size
@@ -336,7 +341,7 @@ class Context:
             batch_size=batch_size,
             per_worker=per_worker,
             shuffle=shuffle,
-            seed=self._member.settings.seed_of_order if seed is None else seed,
+            seed=self.seed_of_order if seed is None else seed,
             collate=collate_fn,
             num_workers=num_workers,
             prefetch=prefetch_factor,
