@@ -85,7 +85,7 @@ def run(train, path):
 def test_whoever_trains_on_a_loader_of_torch_s_is_told_once(train, tmp_path):
     result, told = run(train, tmp_path)
     assert told.count(HINT) == 1
-    assert "so 2 workers train on every sample that often" in told
+    assert "trains on every sample as often as there are workers (now: 2)" in told
     assert audit(result.events).lines["samples"].startswith("not counted: ")
 
 

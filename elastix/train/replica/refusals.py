@@ -33,11 +33,12 @@ GRADIENTS_DROPPED = (
 )
 
 PLAIN_LOADER = (
-    "steps are made on batches of a torch DataLoader: each worker has all of them, so %d workers "
-    "train on every sample that often in an epoch. Nobody counts them, and a worker that joins and "
-    "a run that is continued begin at its beginning. The run goes on. To share each epoch write "
-    "`for epoch in ctx.loader(dataset, batch_size).epochs(n):` and `for batch in epoch:`, where "
-    "batch_size is that of the whole group. If each worker has data of its own, nothing is wrong."
+    "steps are made on batches of a torch DataLoader: each worker has all of them, so in an "
+    "epoch the group trains on every sample as often as there are workers (now: %d). Nobody "
+    "counts them, and a worker that joins and a run that is continued begin at its beginning. The "
+    "run goes on. To share each epoch write `for epoch in ctx.loader(dataset, "
+    "batch_size).epochs(n):` and `for batch in epoch:`, where batch_size is that of the whole "
+    "group. If each worker has data of its own, nothing is wrong."
 )
 
 NO_BOUNDARY = (
