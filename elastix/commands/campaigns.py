@@ -82,8 +82,9 @@ def show(
         return
     chosen = _chosen(results, top)
     left_out = len(results) + len(results.reranked) - len(chosen)
-    if top and len(chosen) == top and left_out:
-        complain(f"the best {top} trials; {left_out} more are there: --top 0 shows all")
+    if top and left_out:
+        shown = f"the best {top} trials" if len(chosen) == top else f"{len(chosen)} with a score"
+        complain(f"{shown}; {left_out} more are there: --top 0 shows all")
     value = {**_overview(results), "trials_shown": [_plain(t, results) for t in chosen]}
     columns = ("trial", "state", *results.objectives.names, "epochs", "lineage", "inherited")
     rows = (_row(trial, results) for trial in chosen)

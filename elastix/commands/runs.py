@@ -175,7 +175,8 @@ def compare(
     """Write one page of several training runs: curves over each other, settings that differ."""
     from elastix.report import write_comparison  # not for --help
 
-    if len(set(names)) < 2:
+    names = list(dict.fromkeys(names))
+    if len(names) < 2:
         raise ConfigError("give two runs at least. Nothing was written.")
     path, settings = write_comparison(names, store, out)
     columns = ("setting", *names)

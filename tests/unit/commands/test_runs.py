@@ -400,6 +400,8 @@ def test_a_comparison_has_what_differs_and_a_page_with_the_curves(store):
     found = json.loads(result.stdout)
     assert found["settings"] == {"seed": [0, 1], "config.lr": [0.1, 0.2]}
     assert "good" in (store / "runs" / "compare.html").read_text()
+    twice = json.loads(run(store, "compare", "good", "gone", "good", "--json").stdout)
+    assert twice == found, "a run that is named twice has one column"
     assert "give two runs" in run(store, "compare", "good", "good", code=2).stderr
     assert "there is no run" in run(store, "compare", "good", "god", code=1).stderr
 
