@@ -64,6 +64,8 @@ def tiles(training: Training) -> Iterator[Tile]:
         used = sum(loader.samples for loader in account.loaders)
         mood = "good" if account.exact else "bad"
         verdict = "each exactly once" if account.exact else "not exact: see the audit"
+        left_out = sum(count(loader.left_out) for loader in account.loaders)
+        verdict += f"; {left_out:,} left out on purpose" * bool(left_out)
         passed_over = sum(loader.passed_over for loader in account.loaders)
         verdict += f"; {passed_over:,} without a backward pass of their own" * bool(passed_over)
         yield Tile("samples", f"{used:,}", verdict, mood)
@@ -198,7 +200,9 @@ def _verdict(training: Training) -> str:
     account = training.audit
     if account is None or not account.loaders:
         return "No batch of a loader has been committed."
-    what = "Every sample was used exactly once." if account.exact else "NOT EXACT."
+    left_out = sum(count(loader.left_out) for loader in account.loaders)
+    but = f", but for {left_out:,} that were left out on purpose" if left_out else ""
+    what = f"Every sample was used exactly once{but}." if account.exact else "NOT EXACT."
     return (
         f"{what} {account.steps} steps stand, {account.steps_lost} are lost. "
         f"Digest of the account: {account.digest[:16]}. Replicas {account.replicas}."
@@ -217,11 +221,20 @@ def _audit(training: Training) -> list[Table]:
             Cell(str(loader.epochs), loader.epochs),
             _none_is_good(count(loader.repeated)),
             _none_is_good(count(loader.missing)),
+            Cell(f"{count(loader.left_out):,}", count(loader.left_out)),
+            Cell(f"{loader.passed_over:,}", loader.passed_over),
         ]
         for loader in account.loaders
     ]
-    names = ("loader", "dataset", "samples committed", "whole epochs", "repeated", "missing")
-    caption = "Added up from the shares of each committed step in the journal."
+    names = (
+        *("loader", "dataset", "samples committed", "whole epochs", "repeated", "missing"),
+        *("left out", "no pass of their own"),
+    )
+    caption = (
+        "Added up from the shares of each committed step in the journal. Left out: never used, "
+        "because a guard or RestoreConfig(leave_out=...) said so. No pass of their own: committed, "
+        "but the train function drew the next batch before a backward pass."
+    )
     return [Table("audit-table", "Sample audit", names, rows, caption, wide=True)]
 
 

@@ -17,6 +17,8 @@ from hypothesis import strategies as st
 from elastix import report
 from elastix.errors import Corrupt, NotFound, StoreError
 from elastix.events import (
+    BatchShares,
+    LoaderOpened,
     ReplicasDiverged,
     Reported,
     Resumed,
@@ -504,3 +506,38 @@ def test_how_a_run_was_started_is_part_of_its_setup():
     assert facts["origin.command"] == "python train.py"
     assert facts["origin.git"] == "1a2b3c4d5e6f with changes"
     assert facts["checkpoint.best"] == "accuracy"
+
+
+def test_what_was_left_out_on_purpose_is_not_said_to_have_been_used():
+    """Nor what the train function drew without a backward pass of its own."""
+    steps = [
+        LoaderOpened(t=BEGAN, loader=0, length=12, batch_size=4, shuffle=False, seed=0),
+        StepCommitted(t=BEGAN + 1, step=1, generation=1, world_size=1, batches=(batch(0, 4),)),
+        SamplesLeftOut(t=BEGAN + 2, loader=0, spans=((4, 8),)),
+        StepCommitted(
+            t=BEGAN + 3,
+            step=2,
+            generation=1,
+            world_size=1,
+            batches=(batch(8, 10, passed=False), batch(10, 12)),
+        ),
+    ]
+    training = tell([started(), *steps])
+    assert training.audit is not None
+    assert training.audit.exact
+    (tile,) = [tile for tile in training_part.tiles(training) if tile.name == "samples"]
+    assert tile.value == "8"
+    assert tile.more == (
+        "each exactly once; 4 left out on purpose; 2 without a backward pass of their own"
+    )
+    (section,) = [s for s in training_part.sections(training) if s.id == "audit"]
+    assert section.note.startswith(
+        "Every sample was used exactly once, but for 4 that were left out on purpose."
+    )
+    (table,) = section.tables
+    row = dict(zip(table.columns, (cell.text for cell in table.rows[0]), strict=True))
+    assert (row["left out"], row["no pass of their own"], row["missing"]) == ("4", "2", "0")
+
+
+def batch(start: int, stop: int, *, passed: bool = True) -> BatchShares:
+    return BatchShares(loader=0, epoch=0, shares={0: ((start, stop),)}, passed=passed)
