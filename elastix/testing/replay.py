@@ -57,6 +57,7 @@ from elastix.store import Store
 from elastix.testing.exact_replay import Recorded, differing, higher
 from elastix.testing.replayed_steps import (
     ReplayedStep,
+    last_stored,
     left_out,
     standing,
     steps_of,
@@ -98,7 +99,12 @@ class Difference:
 
 
 def replay(
-    directory: Path, store: Path | None = None, device: str = "cpu", *, whole: bool = False
+    directory: Path,
+    store: Path | None = None,
+    device: str = "cpu",
+    *,
+    whole: bool = False,
+    until: int | None = None,
 ) -> State:
     """Train on the committed batches of the run in `directory`; its State at the end.
 
@@ -107,6 +113,7 @@ def replay(
         store: that holds the model that the run inherited from, if it did.
         device: to replay on.
         whole: each committed batch is read whole, by one thread; see the module.
+        until: the last step that is replayed; all of them by default.
 
     Raises:
         NotFound: there is no journal.
@@ -116,7 +123,7 @@ def replay(
     events = list(journal.read(directory / "journal.jsonl"))
     # The last one: a run that was continued may have been given more epochs.
     opening = next(event for event in reversed(events) if isinstance(event, RunStarted))
-    steps = standing(events)
+    steps = [step for step in standing(events) if until is None or step.step <= until]
     if opening.exchange.get("every_steps") is not None:
         raise ConfigError(
             f"the run in {directory} has ExchangeConfig(every_steps=...): each worker took steps "
@@ -141,7 +148,7 @@ def replay(
 def compare(
     directory: Path, store: Path | None = None, device: str = "cpu", *, whole: bool = False
 ) -> Difference:
-    """Replay a run and compare its modules' tensors with the State that it stored last.
+    """Replay a run up to the State that it stored last, and compare its modules' tensors with that.
 
     Of an exact run all that a State holds is compared, byte by byte; see exact_replay.
 
@@ -152,16 +159,16 @@ def compare(
         whole: see `replay`.
     """
     events = list(journal.read(directory / "journal.jsonl"))
-    stored = [event for event in events if isinstance(event, StateStored)]
-    if not stored:
+    last = last_stored(events)
+    if last is None:
         raise TrainError(f"the run in {directory} stored no State to compare with.")
     with Store(store or store_of(directory), read_only=True) as opened:
-        state = opened.get(stored[-1].ref).clone()
+        state = opened.get(last.ref).clone()
     if "exact" in state.meta and not whole:
-        apart = _compare_bytes(directory, events, stored[-1], state, store)
+        apart = _compare_bytes(directory, events, last, state, store)
         worst, relative = (apart[0], math.inf) if apart else ("", 0.0)
-        return Difference(stored[-1].step, worst, relative, apart)
-    ours = replay(directory, store, device, whole=whole).tensors
+        return Difference(last.step, worst, relative, apart)
+    ours = replay(directory, store, device, whole=whole, until=last.step).tensors
     theirs = {name: state.tensors[name] for name in ours}
     worst, relative = "", 0.0
     for name, tensor in theirs.items():
@@ -171,7 +178,7 @@ def compare(
             gap = difference(tensor, ours[name].cpu())
         if not worst or gap > relative:
             worst, relative = name, gap
-    return Difference(stored[-1].step, worst, relative)
+    return Difference(last.step, worst, relative)
 
 
 def difference(stored: torch.Tensor, replayed: torch.Tensor) -> float:

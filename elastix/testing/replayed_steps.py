@@ -13,6 +13,7 @@ from elastix.events import (
     Resumed,
     SamplesLeftOut,
     Span,
+    StateStored,
     StepCommitted,
 )
 
@@ -26,6 +27,17 @@ def standing(events: Sequence[Event]) -> list[StepCommitted]:
         elif isinstance(event, StepCommitted):
             steps.append(event)
     return steps
+
+
+def last_stored(events: Sequence[Event]) -> StateStored | None:
+    """The State that was stored last, of those that no restart went back behind."""
+    stored: list[StateStored] = []
+    for event in events:
+        if isinstance(event, Resumed):
+            stored = [state for state in stored if state.step <= event.step]
+        elif isinstance(event, StateStored):
+            stored.append(event)
+    return stored[-1] if stored else None
 
 
 def left_out(events: Sequence[Event]) -> dict[int, list[tuple[int, tuple[Span, ...]]]]:

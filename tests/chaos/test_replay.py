@@ -8,6 +8,8 @@ import torch
 import torch.nn.functional as F
 
 import elastix
+from elastix.config import CheckpointConfig
+from elastix.errors import TrainError
 from elastix.events import StepCommitted
 from elastix.observe import journal
 from elastix.testing.chaos import Kill, with_kills
@@ -74,6 +76,32 @@ def test_replay_notices_a_batch_that_was_not_used(tmp_path):
         del line["crc"]  # of what was written
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     assert compare(tmp_path).relative > 1e-6
+
+
+def stops_in_the_middle(ctx: elastix.Context) -> None:
+    """A run that goes some steps beyond the State that it stored last, and ends with an error."""
+    model, optimizer, dataset = make(ctx.config)
+    model, optimizer = ctx.prepare(model, optimizer)
+    for epoch in ctx.loader(dataset, 30).epochs(3):
+        for x, y in epoch:
+            optimizer.zero_grad()
+            F.cross_entropy(model(x), y).backward()
+            optimizer.step()
+            if ctx.step == 8:
+                raise ValueError("enough")
+
+
+def test_a_run_that_went_on_beyond_its_last_state_is_compared_with_what_it_was_then(tmp_path):
+    every = CheckpointConfig(every_steps=5, wait=True)
+    config = {"model": "mlp", "samples": 240}
+    options = {"config": config, "directory": tmp_path, "checkpoint": every}
+    with pytest.raises(TrainError, match="enough"):
+        run_local(stops_in_the_middle, 2, **options)
+    steps = [event.step for event in committed(list(journal.read(tmp_path / "journal.jsonl")))]
+    assert max(steps) > 5
+    difference = compare(tmp_path)
+    assert difference.steps == 5
+    assert difference.relative < 1e-9, difference
 
 
 def train_with_breaks(ctx: elastix.Context) -> None:

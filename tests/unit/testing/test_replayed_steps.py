@@ -6,9 +6,17 @@ from elastix.events import (
     LoaderOpened,
     Resumed,
     SamplesLeftOut,
+    StateStored,
     StepCommitted,
 )
-from elastix.testing.replayed_steps import left_out, standing, steps_of, weights, whole_step
+from elastix.testing.replayed_steps import (
+    last_stored,
+    left_out,
+    standing,
+    steps_of,
+    weights,
+    whole_step,
+)
 
 
 def committed(step, generation=1, **shares):
@@ -34,6 +42,19 @@ AGAIN = committed(2, generation=2, w2=((10, 20),))
 def test_steps_that_a_restart_went_back_behind_do_not_stand():
     assert standing([FIRST, SECOND, Resumed(step=1, ref=""), AGAIN]) == [FIRST, AGAIN]
     assert standing([FIRST, SECOND]) == [FIRST, SECOND]
+
+
+def stored(step):
+    return StateStored(
+        ref=f"{step:064}", step=step, reason="every_steps", stored_bytes=1, store_s=0.1
+    )
+
+
+def test_a_state_that_a_restart_went_back_behind_is_not_the_last_one():
+    first, second = stored(1), stored(2)
+    assert last_stored([FIRST]) is None
+    assert last_stored([FIRST, first, SECOND, second, AGAIN]) == second
+    assert last_stored([FIRST, first, SECOND, second, Resumed(step=1, ref=""), AGAIN]) == first
 
 
 def test_each_is_taken_by_those_who_had_samples_beside_all_who_agreed():
