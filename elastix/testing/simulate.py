@@ -25,6 +25,7 @@ import itertools
 import math
 import random
 import statistics
+import sys
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -33,7 +34,7 @@ from typing import Literal, get_args
 
 from elastix.arguments import LONGEST_S
 from elastix.config import FailureConfig
-from elastix.errors import ConfigError
+from elastix.errors import ConfigError, ElastixError
 from elastix.events import (
     Event,
     GenerationFormed,
@@ -442,17 +443,15 @@ def table(sizes: Sequence[int], plan: Scenario, costs: Costs, seed: int) -> list
     """A row per group size: goodput of the three strategies under the same failure rate."""
     rows = []
     for size in sizes:
-        cells = [f"{size}", f"{plan.mtbf_s / size / 60:.1f}"]
-        for strategy in get_args(Strategy):
-            chosen = replace(plan, workers=size, strategy=strategy)
-            found = simulate(chosen, costs, random.Random(seed))
-            cells.append(f"{100 * found.goodput:.1f}")
-        rows.append(tuple(cells))
+        plans = [replace(plan, workers=size, strategy=strategy) for strategy in get_args(Strategy)]
+        found = (simulate(chosen, costs, random.Random(seed)) for chosen in plans)
+        cells = [f"{100 * forecast.goodput:.1f}" for forecast in found]
+        rows.append((f"{size}", f"{plan.mtbf_s / size / 60:.1f}", *cells))
     return rows
 
 
-def main() -> None:
-    """Command line."""
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Command line; 2 if there is no such run, or the plan is impossible."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--run", type=Path, help="directory of a run: its journal has the costs")
     parser.add_argument("--mtbf-days", type=float, default=30.0, help="of one worker")
@@ -463,7 +462,16 @@ def main() -> None:
     parser.add_argument(
         "--sizes", type=int, nargs="+", default=[8, 64, 512, 1000, 2000, 5000, 10_000]
     )
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
+    try:
+        _print(options)
+    except ElastixError as error:
+        print(f"simulate: {error}", file=sys.stderr)  # noqa: T201
+        return 2
+    return 0
+
+
+def _print(options: argparse.Namespace) -> None:
     costs = Costs()
     if options.run is not None:
         costs = costs_of(journal.read(options.run / "journal.jsonl"))
@@ -481,4 +489,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -6,7 +6,7 @@ import pytest
 
 from elastix.errors import ConfigError
 from elastix.events import GenerationFormed, Recovered, StepCommitted, WorkerJoined, WorkerLost
-from elastix.testing.simulate import Costs, Scenario, costs_of, simulate, table
+from elastix.testing.simulate import Costs, Scenario, costs_of, main, simulate, table
 
 PLAIN = Costs(
     work_s=0.8,
@@ -164,3 +164,27 @@ def test_costs_are_read_from_a_journal():
     assert costs.recover_s == pytest.approx(0.4)
     assert costs.start_s == pytest.approx(9.6)
     assert costs.join_s == pytest.approx(1.5)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--run", "nowhere"], "nowhere"),
+        (["--sizes", "0"], "min_workers <= workers"),
+        (["--mtbf-days", "0"], "positive times"),
+        (["--hours", "-1"], "positive times"),
+    ],
+)
+def test_what_cannot_be_simulated_is_said_in_a_line(arguments, said, capsys):
+    assert main(arguments) == 2
+    told = capsys.readouterr().err
+    assert told.startswith("simulate: ")
+    assert said in told
+    assert told.count("\n") == 1
+
+
+def test_a_row_for_each_size(capsys):
+    assert main(["--sizes", "2", "4", "--hours", "0.1"]) == 0
+    head, *rows = capsys.readouterr().out.splitlines()
+    assert head.split()[0] == "workers"
+    assert [row.split()[0] for row in rows] == ["2", "4"]
