@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from elastix.bench.ddp_rank import Files
+from elastix.bench.ddp_rank import DIGESTS_AT, Files
 from elastix.bench.measures import Commit, Rate, Timing, measure_rate
 from elastix.errors import ConfigError, TrainError
 
@@ -92,11 +92,10 @@ def _watch(processes: list[subprocess.Popen[bytes]], files: list[Files], timing:
     while True:
         _check_failures(files, size)
         commits = _commits(files[0].steps, size)
-        if len(commits) > steps:
-            heard, steps = time.monotonic(), len(commits)
         rate = measure_rate(commits, size, timing)
-        if rate is not None:
-            check_levels([_digests(one.digests) for one in files], size)
+        if len(commits) > steps and rate is None:
+            heard, steps = time.monotonic(), len(commits)
+        if rate is not None and check_levels([_digests(one.digests) for one in files], size):
             return rate
         if any(one.ended.exists() for one in files):
             raise TrainError(ended_early("DDP", size, steps))
@@ -156,8 +155,11 @@ def _digests(path: Path) -> dict[str, str]:
     return dict(line.split() for line in path.read_text().split("\n")[:-1])
 
 
-def check_levels(digests: list[dict[str, str]], size: int) -> None:
-    """See that all ranks had the same parameters whenever all have said what they had.
+def check_levels(digests: list[dict[str, str]], size: int) -> bool:
+    """See that all ranks had the same parameters whenever they said what they had.
+
+    Returns:
+        Whether all have said so once: one that trains by itself may be slower than the others.
 
     Raises:
         TrainError: they had not.
@@ -170,3 +172,4 @@ def check_levels(digests: list[dict[str, str]], size: int) -> None:
                 "as model(x), or steps before the gradients are averaged. DDP would train another "
                 "model there, so it is not compared. --no-ddp measures elastix alone."
             )
+    return all(str(DIGESTS_AT[0]) in one for one in digests)

@@ -373,8 +373,9 @@ class ScalingMeasured:
             ours, theirs = size.elastix.step_samples, size.ddp.step_samples if size.ddp else 0.0
             if size.ddp and abs(theirs / ours - 1) >= _NEAR:
                 yield (
-                    f"With {size.workers} workers a step had {theirs:.0f} samples under DDP and "
-                    f"{ours:.0f} under elastix: their steps are not the same."
+                    f"With {size.workers} workers a step of elastix had {ours:.0f} samples, and "
+                    f"{theirs:.0f} were drawn at a time under DDP, as where a step takes several "
+                    "batches, or a batch several steps. If not, their steps are not the same."
                 )
 
     def _of_kills(self) -> Iterator[str]:
@@ -387,6 +388,12 @@ class ScalingMeasured:
             yield "No worker was killed: --kill N measures stall and goodput."
         elif any(size.workers == 1 for size in self.sizes):
             yield "A single worker is not killed, since nobody would be left to go on."
+        for size in self.sizes:
+            if stood := sum(death.stall_s is None for death in size.deaths):
+                yield (
+                    f"With {size.workers} workers no step came after {stood} of "
+                    f"{len(size.deaths)} kills: these are in no stall."
+                )
 
 
 def cores_of_quota(text: str) -> float:

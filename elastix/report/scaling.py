@@ -69,11 +69,12 @@ def scaling_page(found: ScalingMeasured, command: str, made: str) -> Page:
         ),
     ]
     if largest.stall_s is not None:
+        known = sum(death.stall_s is not None for death in largest.deaths)
         tiles.append(
             Tile(
                 "stall",
                 f"{largest.stall_s:.2f} s",
-                f"median of {len(largest.deaths)}",
+                f"median of {known}",
                 meaning="from a SIGKILL to the next step that those left have committed",
             )
         )

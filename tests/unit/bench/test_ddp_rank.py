@@ -55,6 +55,13 @@ def test_what_is_augmented_is_told_its_position():
 
 
 def test_models_that_differ_are_found():
-    check_levels([{"4": "a", "16": "b"}, {"4": "a"}], 2)
+    assert check_levels([{"4": "a", "16": "b"}, {"4": "a"}], 2)
     with pytest.raises(TrainError, match="after 4 batches"):
         check_levels([{"4": "a"}, {"4": "b"}], 2)
+
+
+def test_nothing_is_compared_before_the_slowest_rank_has_said_what_it_has():
+    assert not check_levels([{"4": "a", "16": "b"}, {}], 2)
+    assert not check_levels([{}, {}], 2)
+    with pytest.raises(TrainError, match="after 4 batches"):
+        check_levels([{"4": "a"}, {"4": "b"}, {}], 3)

@@ -220,6 +220,10 @@ def test_notes_say_how_the_batch_scales_and_where_ddp_had_another():
 def test_a_stall_is_the_median_of_those_that_ended():
     deaths = [Death(1, 0.0, 0.3), Death(2, 1.0, None), Death(3, 2.0, 0.1)]
     assert SizeMeasured(workers=2, elastix=rate(1.0), deaths=deaths).stall_s == pytest.approx(0.2)
+    sizes = [SizeMeasured(workers=2, elastix=rate(1.0), deaths=deaths)]
+    assert any("no step came after 1 of 3 kills" in note for note in scaling(sizes).notes)
+    sizes[0] = replace(sizes[0], deaths=[deaths[0], deaths[2]])
+    assert not any("no step came" in note for note in scaling(sizes).notes)
 
 
 @pytest.mark.parametrize(
