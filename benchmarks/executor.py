@@ -68,6 +68,8 @@ def elastix_pool(trials: int) -> float:
             run=elastix.RunConfig(name="noop", store=folder),
             quiet=True,
         ).run()
+        if unfinished := [trial for trial in results if not trial.scored]:
+            raise RuntimeError(f"{len(unfinished)} trials have no score: {unfinished[0].traceback}")
         ended = sorted(trial.finished_s or 0.0 for trial in results)
     finally:
         shutil.rmtree(folder)

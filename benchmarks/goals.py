@@ -103,6 +103,12 @@ def _growth(part: str, kind: str, most: int, fewest: int, results: Results) -> f
     return float(found[str(most)][kind] / most / (found[str(fewest)][kind] / fewest))
 
 
+def _worst_kill(key: str, results: Results) -> float:
+    """By the journals of all runs, and no less than the median of what workers logged."""
+    found = results["elastix"]
+    return float(max(found[key], found.get(f"audit_{key.removeprefix('samples_')}", 0)))
+
+
 def _best_peer_loss(results: Results) -> float:
     """Loss of goodput over that of the best peer."""
     peers = max(results["torchft"], results["ray_train"])
@@ -348,17 +354,13 @@ ROWS = (
         *("recovery", "SIGKILL to agreed gradient, maximum, s", "<= 0.5"),
         *(number_at("elastix", "stall_s", "max"), at_most(0.5)),
     ),
-    Row(
-        *("recovery", "steps lost", "0"),
-        *(number_at("elastix", "steps_lost"), at_most(0), "{:.0f}"),
-    ),
-    Row(
-        *("recovery", "samples dropped", "0"),
-        *(number_at("elastix", "samples_dropped"), at_most(0), "{:.0f}"),
-    ),
-    Row(
-        *("recovery", "samples repeated", "0"),
-        *(number_at("elastix", "samples_repeated"), at_most(0), "{:.0f}"),
+    *(
+        Row(*("recovery", what, "0"), partial(_worst_kill, key), at_most(0), "{:.0f}")
+        for key, what in (
+            ("steps_lost", "steps lost"),
+            ("samples_dropped", "samples dropped"),
+            ("samples_repeated", "samples repeated"),
+        )
     ),
     Row(
         *("recovery", "survivors' longest gap when a worker joins, in steps", "<= 1"),

@@ -13,9 +13,10 @@ Five workers, the workload of peers.workload, SIGKILL from outside at random wor
 Work that is redone counts once: what counts is what stands in the weights at the end. The rate is
 over the time from the first kill to the last plus one interval. The undisturbed rate is that of the
 same run in the last third of each interval, and before the first kill: by then all of these
-systems are whole again, and a machine that is faster now and slower then is so for both. A
-replacement costs CPU seconds to start, which 2 cores have to find among the workers' own:
-`start_share` says how much of what they have in an interval.
+systems are whole again (`SYSTEM_whole_share` says of what part of the steps there that is so), and
+a machine that is faster now and slower then is so for both. A replacement costs CPU seconds to
+start, which 2 cores have to find among the workers' own: `start_share` says how much of what they
+have in an interval.
 """
 
 import argparse
@@ -158,8 +159,32 @@ def goodput(records: Sequence[StepRecord], killer: Killer) -> float:
     return disturbed / statistics.fmean(undisturbed)
 
 
-def run_elastix(every_s: float, minutes: float, seed: int) -> tuple[float, list[Event], Killer]:
-    """One run on Ray; its goodput, its journal, and when workers were killed."""
+def whole_share(records: Sequence[StepRecord], killer: Killer) -> float:
+    """Of what was logged in the quiet windows, how much was of a group of all workers.
+
+    Below 1 the undisturbed rate is not that of a whole group, and the goodput looks too good.
+    """
+    quiet = [
+        record["world"] == WORLD_SIZE
+        for record in records
+        if record["counted"] and any(start < record["t"] <= end for start, end in killer.quiet)
+    ]
+    return statistics.fmean(quiet) if quiet else 0.0
+
+
+def told(system: str, folder: Path, killer: Killer) -> dict[str, float]:
+    """What the steps that workers logged say of one system."""
+    records = read_logs(folder.glob("steps-*.jsonl"))
+    return {
+        system: round(goodput(records, killer), 4),
+        f"{system}_whole_share": round(whole_share(records, killer), 4),
+    }
+
+
+def run_elastix(
+    every_s: float, minutes: float, seed: int
+) -> tuple[dict[str, float], list[Event], Killer]:
+    """One run on Ray; what its steps say, its journal, and when workers were killed."""
     with tempfile.TemporaryDirectory(prefix="elastix-bench-") as name:
         folder = Path(name)
         killer = Killer(folder, every_s, minutes, seed)
@@ -173,7 +198,7 @@ def run_elastix(every_s: float, minutes: float, seed: int) -> tuple[float, list[
         ).fit()
         if not result.audit.exact:
             raise RuntimeError(f"samples were lost: {result.audit}")
-        return goodput(read_logs(folder.glob("steps-*.jsonl")), killer), list(result.events), killer
+        return told("elastix", folder, killer), list(result.events), killer
 
 
 def predict(events: Iterable[Event], killer: Killer) -> float:
@@ -214,14 +239,14 @@ def measure_elastix(every_s: float, minutes: float, seed: int = 1) -> dict[str, 
         f"elastix: {len(killer.kills)} kills, mean size {statistics.fmean(sizes):.2f}", flush=True
     )
     return {
-        "elastix": round(found, 4),
+        **found,
         "predicted_elastix": round(predict(events, killer), 4),
         "start_share": round(share, 4),
         "costs": {name: round(cost, 4) for name, cost in asdict(costs_of(events)).items()},
     }
 
 
-def measure_peer(system: str, every_s: float, minutes: float) -> float:
+def measure_peer(system: str, every_s: float, minutes: float) -> dict[str, float]:
     """The same kills for a peer, in a process of its own."""
     with tempfile.TemporaryDirectory(prefix="elastix-bench-") as name:
         folder = Path(name)
@@ -229,7 +254,7 @@ def measure_peer(system: str, every_s: float, minutes: float) -> float:
         killer.start()
         command = [sys.executable, "-m", f"benchmarks.peers.{system}_goodput", "--folder", name]
         subprocess.run(command, check=True, timeout=60 * minutes + 600)
-        return round(goodput(read_logs(folder.glob("steps-*.jsonl")), killer), 4)
+        return told(system, folder, killer)
 
 
 def main() -> None:
@@ -245,7 +270,7 @@ def main() -> None:
         if system == "elastix":
             results |= measure_elastix(options.kill_every, options.minutes)
         else:
-            results[system] = measure_peer(system, options.kill_every, options.minutes)
+            results |= measure_peer(system, options.kill_every, options.minutes)
         print(json.dumps(results), flush=True)
         save(options.out, results)
 

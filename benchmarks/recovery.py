@@ -22,7 +22,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -97,12 +97,25 @@ def run_elastix(steps: int, spares: int = 0) -> dict[str, Any]:
         records = read_logs(Path(folder).glob("steps-*.jsonl"))
         kill = read_kill(Path(folder) / "kill.json", KILL_STEP)
     repeat: dict[str, Any] = dict(account(records, kill, steps * GLOBAL_BATCH))
+    check_survivors(repeat)
     (loader,) = result.audit.loaders
     repeat["audit_dropped"] = steps * GLOBAL_BATCH - loader.samples
     repeat["audit_repeated"] = count(loader.repeated)
     repeat["audit_steps_lost"] = result.audit.steps_lost
     repeat["join_gaps"] = _join_gaps(records, kill.t)
     return repeat
+
+
+def check_survivors(repeat: Mapping[str, Any]) -> None:
+    """The slowest survivor counts, so all must have come to a step after the kill.
+
+    Raises:
+        RuntimeError: more workers were lost than the one that was killed.
+    """
+    if len(repeat["stall_s"]) != WORLD_SIZE - 1:
+        raise RuntimeError(
+            f"{len(repeat['stall_s'])} workers went on after the kill, not {WORLD_SIZE - 1}"
+        )
 
 
 def _join_gaps(records: list[StepRecord], killed: float) -> tuple[float, float] | None:
@@ -150,6 +163,7 @@ def measure_elastix(repeats: int, steps: int) -> dict[str, dict[str, Any]]:
         **summarise(cold),  # type: ignore[arg-type]
         "audit_dropped": max(run["audit_dropped"] for run in runs),
         "audit_repeated": max(run["audit_repeated"] for run in runs),
+        "audit_steps_lost": max(run["audit_steps_lost"] for run in runs),
         "join_gap_steps": _median((longest - usual) / usual for longest, usual in gaps),
         "join_longest_gap_steps": _median(longest / usual for longest, usual in gaps),
         "full_strength_cold_s": _median(run["contributes_s"] for run in cold),

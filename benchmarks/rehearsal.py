@@ -229,6 +229,8 @@ def groups(data: str, epochs: int, keep: str) -> dict[str, Any]:
         # Below the minimum the group waits: without that it is through before anybody has started.
         replaced = {"replace": True, "min_workers": way["workers"]} if way["kills"] else {}
         run = run_local(doomed, way["workers"], config=config, timeout_s=600, **replaced)
+        if len(run.lost) != len(way["kills"]):
+            raise RuntimeError(f"{name}: workers {list(run.lost)} were lost")
         weights = _weights(run)
         alone = alone or weights
         reports = [event.metrics["accuracy"] for event in run.events if isinstance(event, Reported)]

@@ -103,7 +103,11 @@ def train(ctx: Context) -> None:
 
 
 def measure(model: str, deaths: int, backend: str = "inductor", *, exact: bool = True) -> Any:  # noqa: ANN401 - JSON
-    """How many graphs all workers compiled, and how many of them after their first step."""
+    """How many graphs all workers compiled, and how many of them after their first step.
+
+    Raises:
+        RuntimeError: a worker compiled nothing, or others were lost or joined than were to be.
+    """
     config = {"model": model, "deaths": deaths, "backend": backend}
     with tempfile.TemporaryDirectory() as directory:
         folder = Path(directory)
@@ -120,7 +124,7 @@ def measure(model: str, deaths: int, backend: str = "inductor", *, exact: bool =
             [graphs for *_, graphs in map(json.loads, path.read_text().splitlines())]
             for path in folder.glob("*.jsonl")
         ]
-    return {
+    found = {
         "losses": sum(isinstance(event, WorkerLost) for event in run.events),
         "joins": sum(isinstance(event, WorkerJoined) for event in run.events),
         "workers": len(logs),
@@ -128,3 +132,6 @@ def measure(model: str, deaths: int, backend: str = "inductor", *, exact: bool =
         "never_compiled": sum(log[0] == 0 for log in logs),
         "recompilations": sum(log[-1] - log[0] for log in logs),
     }
+    if found["never_compiled"] or found["losses"] != deaths or found["joins"] != deaths:
+        raise RuntimeError(f"not {deaths} losses and joins of workers that compile: {found}")
+    return found
