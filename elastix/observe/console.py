@@ -23,7 +23,7 @@ from rich.table import Table
 from rich.text import Text
 
 from elastix.errors import ElastixError
-from elastix.events import Event, Recovered, Reported, where_raised
+from elastix.events import Event, Recovered, Reported, RunStarted, where_raised
 from elastix.observe.event_text import line, plain, plain_lines
 from elastix.observe.notebook_cell import NotebookCell, here, terminal_of
 from elastix.observe.progress import Loss, Progress, duration, shown
@@ -106,6 +106,8 @@ class Console:
         """Take note of an event, and tell of it if it means anything to a person."""
         odd_before = set(self.progress.not_finite)
         self.progress.add(event)
+        if isinstance(event, RunStarted):  # before this console, and where the report counts from
+            self._started = event.t
         if isinstance(event, Recovered):  # each survivor tells; the first is news
             news = event.generation > self._recovered_in
             self._recovered_in = max(self._recovered_in, event.generation)
@@ -287,7 +289,7 @@ class Console:
         return Group(*rows)
 
     def _tell(self, t: float, text: str, style: str) -> None:
-        since_s = max(0.0, t - self._started)  # a run is opened before there is a console
+        since_s = max(0.0, t - self._started)
         clock = Text(f"{since_s:8.2f}  ", "dim")
         told = clock + Text(text, style)
         if self._live is None:

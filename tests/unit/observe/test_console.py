@@ -122,6 +122,17 @@ def test_a_log_has_a_line_per_event_and_a_summary_each_half_minute():
     assert sum("joined after step" in text for text in lines) == 2
 
 
+def test_lines_count_from_where_the_report_and_the_last_line_count():
+    """Ray and processes take seconds, in which the run has begun and is told of nowhere."""
+    console, file, clock = console_of(tty=False)
+    clock.now += 9.6
+    console._started = clock.now
+    play(console, clock, run_events(steps=20))
+    console.finished("a" * 64, {}, "")
+    formed = next(one for one in file.getvalue().splitlines() if "generation 1" in one)
+    assert formed.split()[0] == "3.20"  # eight workers, each of which took 0.4 s
+
+
 def test_a_summary_comes_even_if_nothing_happens():
     console, file, clock = console_of(tty=False)
     with console:
