@@ -207,9 +207,12 @@ def check_train(train: Callable[..., object], elsewhere: str) -> None:
     try:
         inspect.signature(train, follow_wrapped=False).bind(None)
     except (TypeError, ValueError) as error:
+        takes_none = "too many" in str(error)
+        what = "it takes none" if takes_none else str(error)
+        how = f"Give it what else it needs through {elsewhere}."
         raise ConfigError(
-            f"train must take exactly one argument, the Context: {error}. Nothing was started. "
-            f"Give it what else it needs through {elsewhere}."
+            f"train must take exactly one argument, the Context: {what}. Nothing was started. "
+            f"{'Write `def train(ctx):`.' if takes_none else how}"
         ) from error
     for kind, found in (
         ("with `async def`", inspect.iscoroutinefunction(train)),

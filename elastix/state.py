@@ -220,8 +220,8 @@ class State:
             inner.load_state_dict(own)
         except RuntimeError as error:
             raise StateError(
-                f"build(config) gives another model than was stored: {error}. Give the function "
-                "that the train function builds its model with."
+                f"build(config) gives another model than was stored: {str(error).rstrip(' .')}. "
+                "Give the function that the train function builds its model with."
             ) from error
         return model.eval()
 

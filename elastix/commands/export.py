@@ -13,13 +13,16 @@ from elastix.commands.store_arguments import STORE, Name, Where
 from elastix.errors import ConfigError
 
 FORMATS = ("safetensors", "huggingface", "onnx")
+_OTHER_FILES = (".pt", ".pth", ".bin", ".ckpt", ".onnx", ".h5", ".pkl", ".npz")
 
 
 def export(
     ref: Name,
     path: Annotated[
         Path,
-        typer.Argument(help="X.safetensors: the model; X.parquet: the list; else a directory."),
+        typer.Argument(
+            help="X.safetensors; X.parquet for the list; huggingface, onnx: a directory."
+        ),
     ],
     store: Where = STORE,
     kind: Annotated[str, typer.Option("--format", help=", ".join(FORMATS))] = "safetensors",
@@ -100,6 +103,13 @@ def _target(ref: str, path: Path, kind: str, force: bool) -> Path:
         raise ConfigError(
             f"the list of all models is written as Parquet, not as {kind}. Nothing was written. "
             "Leave --format out."
+        )
+    if path.suffix in _OTHER_FILES:
+        what = "a file in the format safetensors" if kind == "safetensors" else "a directory"
+        how = "Give X.safetensors." if kind == "safetensors" else "Give the name of a directory."
+        raise ConfigError(
+            f"{path} would be {what}, and others would read it by its name as something else. "
+            f"Nothing was written. {how}"
         )
     if kind == "safetensors":
         written = path

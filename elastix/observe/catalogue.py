@@ -12,7 +12,7 @@ from typing import Any
 
 from elastix.arguments import closest
 from elastix.config import RunConfig, is_name
-from elastix.errors import Corrupt, ElastixError, NotFound, StoreError
+from elastix.errors import ConfigError, Corrupt, ElastixError, NotFound, StoreError
 from elastix.events import (
     CampaignEnded,
     CampaignStarted,
@@ -109,6 +109,11 @@ def find(store: Path, name: str) -> Path:
         NotFound: there is none of that name; names those that are there.
         StoreError: it cannot be told, as somebody may not look there.
     """
+    if not is_name(name):
+        raise ConfigError(
+            "a run's name is 1 to 100 letters, digits, '.', '_' or '-', and no directory's path, "
+            f"not {name!r}. Nothing was done. Give the name alone; --store says where it is."
+        )
     run = RunConfig(name=name, store=str(store))
     path, store = run.directory / JOURNAL, Path(run.store)
     if not journal.is_file(path):

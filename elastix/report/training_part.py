@@ -256,7 +256,7 @@ def _states(training: Training) -> Table:
         for at, stored in reversed(training.states)
     ]
     caption = (
-        f"{training.states_stored} were stored, {decimal(training.stored_bytes)} written in all; "
+        f"Stored: {training.states_stored}, {decimal(training.stored_bytes)} written in all; "
         f"{training.states_dropped} were dropped again by the retention rule."
     )
     names = ("ref", "step", "after", "why", "new bytes", "written in", "held up training")

@@ -82,7 +82,11 @@ CAMPAIGN = BOTH | {
     [
         (torch.nn.Linear(2, 2), r"train is a model \(Linear\). Nothing was started. Give the func"),
         (None, "not None. Nothing was started. Give the function itself, not what a call of it"),
-        (lambda: None, "exactly one argument, the Context: .* Nothing was started. Give it what"),
+        (
+            lambda: None,
+            r"the Context: it takes none\. Nothing was started\. Write `def train\(ctx\):`",
+        ),
+        (lambda ctx, width: None, "the Context: .*'width'.* Nothing was started. Give it what"),
     ],
 )
 def test_what_is_no_train_function_is_refused(given, says):

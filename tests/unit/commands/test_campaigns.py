@@ -175,8 +175,9 @@ def test_a_runs_name_does_not_lead_out_of_the_store(store, tmp_path, name):
     (outside / "journal.jsonl").write_bytes(
         (store / "runs" / "mixed" / "journal.jsonl").read_bytes()
     )
-    for verb in (("report",), ("campaign", "show")):
-        run(*verb, name, "-s", str(store), code=2)
+    for verb, done in ((("report",), "done"), (("campaign", "show"), "started")):
+        told = run(*verb, name, "-s", str(store), code=2)
+        assert f"Nothing was {done}" in " ".join(told.split())
     assert [path.name for path in outside.iterdir()] == ["journal.jsonl"]
 
 

@@ -178,6 +178,20 @@ def test_what_cannot_be_exported_says_what_to_do(folder, words, code, fact):
     assert not list(folder.glob(".out*"))
 
 
+@pytest.mark.parametrize(
+    ("name", "kind", "fact"),
+    [
+        ("model.pt", "safetensors", "a file in the format safetensors"),
+        ("model.onnx", "onnx", "a directory"),
+    ],
+)
+def test_a_name_that_promises_another_format_is_refused(folder, name, kind, fact):
+    stored(folder, "build")
+    said = export(folder, str(folder / name), "--format", kind, code=2).stderr
+    assert f"{name} would be {fact}" in said.replace("\n", " ")
+    assert not (folder / name).exists()
+
+
 def test_an_existing_file_is_replaced_by_force_alone(folder):
     pytest.importorskip("onnx")
     stored(folder, "build")

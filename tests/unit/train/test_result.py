@@ -97,6 +97,8 @@ def test_the_best_and_the_models(run):
     assert not final.training
     with pytest.raises(StateError, match="gives another model"):
         result.model(lambda config: nn.Linear(5, 2))
+    with pytest.raises(StateError, match=r'"weight"\. Give the function'):
+        result.model(lambda config: nn.Sequential(nn.Linear(3, 2, bias=False)))
     with pytest.raises(ConfigError, match=r"must return a torch\.nn\.Module, not None"):
         result.model(lambda config: None)
 
