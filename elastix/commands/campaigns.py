@@ -83,7 +83,11 @@ def show(
     chosen = _chosen(results, top)
     left_out = len(results) + len(results.reranked) - len(chosen)
     if top and left_out:
-        shown = f"the best {top} trials" if len(chosen) == top else f"{len(chosen)} with a score"
+        shown = (
+            f"the best {top} trials"
+            if len(chosen) == top
+            else f"trials with a score: {len(chosen)}"
+        )
         complain(f"{shown}; {left_out} more are there: --top 0 shows all")
     value = {**_overview(results), "trials_shown": [_plain(t, results) for t in chosen]}
     columns = ("trial", "state", *results.objectives.names, "epochs", "lineage", "inherited")

@@ -261,7 +261,7 @@ class Endings:
         self._first_failure = self._first_failure or case.trial
         scored = any(other.trial.scored for other in self._book.cases.values())
         if self._failures >= self._give_up_after and not scored:
-            what = f"the first {self._failures} trials failed, and none did not"
+            what = f"the first {self._failures} trials failed, and none has a score"
             self._give_up(self._first_failure, f"{what}. The campaign was stopped")
 
     def _give_up(self, first: Trial, what: str) -> NoReturn:

@@ -101,7 +101,7 @@ def test_the_table_has_a_row_for_every_trial(store):
     assert "the best 2 trials; 15 more are there: --top 0 shows all" in best
     scored = sum(line.split("\t")[2] != "-" for line in lines)
     fewer = run("campaign", "show", "mixed", "--top", "16", "-s", str(store))
-    assert f"{scored} with a score; {17 - scored} more are there" in fewer
+    assert f"trials with a score: {scored}; {17 - scored} more are there" in fewer
     ran = [trial for trial in found["trials_shown"] if trial["peak_bytes"]]
     assert len(ran) == 12
     unscored = [t for t in found["trials_shown"] if t["state"] in ("failed", "waiting")]
