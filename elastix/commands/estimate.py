@@ -104,6 +104,12 @@ def estimate(
     if device not in ("here", *DEVICES):
         raise ConfigError(f"--device is here or one of {sorted(DEVICES)}, not {device!r}.")
     axes = parsed(mesh) if mesh else {}
+    if slices is None and workers > batch_size:
+        raise ConfigError(
+            f"--batch-size {batch_size} is that of the whole group, and ctx.loader refuses one "
+            f"with less than a sample for each of --workers {workers}. Nothing was estimated. Give "
+            "fewer workers or a larger batch."
+        )
     share = math.ceil(batch_size / workers)
     _check_slices(slices, batch_size, exact=exact, pipe="pipe" in axes)
     each = 1 if slices is None else math.ceil(slices / workers)  # slices, one pass each

@@ -204,6 +204,7 @@ def test_the_command():
         (("search_spaces.convnet", "--shape", "1", "--device", "t4", "--dtype", "x"), "--dtype"),
         (("search_spaces.convnet", "--shape", "1,8,8", "--dtype", "int64"), "--dtype is one of"),
         (("search_spaces.convnet", "--shape", "1", "--autocast", "float64"), "--autocast is one"),
+        (("nowhere", "--shape", "1", "--batch-size", "4", "--workers", "8"), "less than a sample"),
     ],
 )
 def test_calls_that_are_wrong(arguments, says):
