@@ -210,7 +210,7 @@ class Conductor:
             now: the time.
         """
         self.state = state
-        present = _of_use(found, state)
+        present = state.of_use(found)
         holders = [one.worker for one in present if one.holder]
         for worker in {one.worker for one in found} - {one.worker for one in present}:
             self._do(EndWorker(worker))
@@ -796,23 +796,3 @@ class Conductor:
         self._look_if_all_go()
         actions, self._actions = self._actions, []
         return actions
-
-
-def _of_use(found: Sequence[Found], state: RunState) -> list[Found]:
-    """With whom a conductor goes on that has taken a run over.
-
-    Joiners in the making have lost whom they waited for, and spares know nothing that cannot be
-    learnt again: where the State lives on, others are started in their place.
-    """
-    # Others may have gone on without these, and the old one may not have come to end them, or to
-    # tell them.
-    outdated = {one.worker for one in found if one.holder} - state.called
-    present = [one for one in found if one.worker not in state.out | outdated]
-    holders = [one for one in present if one.holder]
-    if holders:
-        return holders
-    if state.step and not any(one.shadow for one in present):
-        # Whoever followed is in its loop, and those who found the group anew come from the
-        # beginning.
-        return [one for one in present if not one.ready]
-    return present

@@ -1,6 +1,6 @@
 """What a run has told so far, as far as whoever leads it must know. Pure: a fold over events."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 
 from elastix.events import (
@@ -17,6 +17,7 @@ from elastix.events import (
     WorkerNotStarted,
     WorkerStarted,
 )
+from elastix.train.control.terms import Found
 
 
 @dataclass
@@ -140,3 +141,22 @@ class RunState:
     def unaccounted(self, present: Collection[int]) -> set[int]:
         """Workers that were members last, are not present, and whose end nobody has told."""
         return self.members - set(present)
+
+    def of_use(self, found: Sequence[Found]) -> list[Found]:
+        """Of the workers that are at work, those with whom another conductor goes on.
+
+        Joiners in the making have lost whom they waited for, and spares know nothing that cannot be
+        learnt again: where the State lives on, others are started in their place.
+        """
+        # Others may have gone on without these, and the old one may not have come to end them, or
+        # to tell them.
+        outdated = {one.worker for one in found if one.holder} - self.called
+        present = [one for one in found if one.worker not in self.out | outdated]
+        holders = [one for one in present if one.holder]
+        if holders:
+            return holders
+        if self.step and not any(one.shadow for one in present):
+            # Whoever followed is in its loop, and those who found the group anew come from the
+            # beginning.
+            return [one for one in present if not one.ready]
+        return present
