@@ -16,6 +16,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from importlib.machinery import ModuleSpec
+from types import FrameType
 
 
 @contextlib.contextmanager
@@ -60,6 +61,37 @@ def importing(program: str) -> Iterator[None]:
     except KeyboardInterrupt:
         sys.stderr.write(f"{program}: interrupted\n")
         sys.exit(130)
+
+
+@contextlib.contextmanager
+def exit_codes_kept() -> Iterator[None]:
+    """A SystemExit that a handler of SIGTERM raises within comes out with its own code.
+
+    Ray looks for signals while it waits, and raises one with the code 1 instead.
+    """
+    handler = signal.getsignal(signal.SIGTERM)
+    if threading.current_thread() is not threading.main_thread() or not callable(handler):
+        yield
+        return
+    codes = []
+
+    def noting(number: int, frame: FrameType | None) -> None:
+        try:
+            handler(number, frame)
+        except SystemExit as ended:
+            codes.append(ended.code)
+            raise
+
+    signal.signal(signal.SIGTERM, noting)
+    try:
+        yield
+    except SystemExit as ended:
+        if codes:
+            ended.code = codes[-1]
+        raise
+    finally:
+        if signal.getsignal(signal.SIGTERM) is noting:  # it has not put another in its place
+            signal.signal(signal.SIGTERM, handler)
 
 
 def _put_back(wakeup: int, finder: "_Finder") -> None:

@@ -11,7 +11,7 @@ from contextlib import suppress
 import pytest
 
 from elastix import interrupts
-from elastix.interrupts import heeding
+from elastix.interrupts import exit_codes_kept, heeding
 from tests.interrupts import CtrlC
 
 SWALLOWS = """
@@ -163,3 +163,28 @@ def test_a_command_that_is_interrupted_while_it_is_imported_says_so_in_one_line(
     environment = {**os.environ, "PYTHONPATH": path}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "elastix: interrupted\n")
+
+
+def code_of(work):
+    with pytest.raises(SystemExit) as ended, exit_codes_kept():
+        work()
+    return ended.value.code
+
+
+def test_the_code_of_a_handler_of_sigterm_comes_through_what_makes_another_of_it():
+    """As Ray does, where it waits."""
+
+    def waits():
+        try:
+            signal.raise_signal(signal.SIGTERM)
+        except SystemExit:
+            sys.exit(1)
+
+    handler = lambda number, frame: sys.exit(128 + number)  # noqa: E731
+    before = signal.signal(signal.SIGTERM, handler)
+    try:
+        assert code_of(waits) == 128 + signal.SIGTERM
+        assert code_of(lambda: sys.exit(3)) == 3
+        assert signal.getsignal(signal.SIGTERM) is handler
+    finally:
+        signal.signal(signal.SIGTERM, before)

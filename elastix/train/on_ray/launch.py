@@ -16,6 +16,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from elastix.errors import Conflict, ControllerLost, Interrupted, WorkerFailed
 from elastix.events import Event, RunStarted
+from elastix.interrupts import exit_codes_kept
 from elastix.observe import journal
 from elastix.observe.console import Console
 from elastix.observe.excepthook import told
@@ -220,7 +221,8 @@ class Launch:
         ):
             view = DriverView(controller, console, self._listen(feed, deaths))
             try:
-                ended = view.follow()
+                with exit_codes_kept():
+                    ended = view.follow()
             except (KeyboardInterrupt, SystemExit) as asked:  # Ctrl-C or SIGTERM
                 if not detached:
                     with contextlib.suppress(KeyboardInterrupt):  # once more: it is not waited for
