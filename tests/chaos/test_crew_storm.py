@@ -63,6 +63,19 @@ def strike(log, witness, chance, times, over):
         times -= 1
 
 
+@contextlib.contextmanager
+def meanwhile(harms, *arguments):
+    """Within: processes are harmed from outside."""
+    over = threading.Event()
+    killer = threading.Thread(target=harms, args=(*arguments, over))
+    killer.start()
+    try:
+        yield
+    finally:
+        over.set()
+        killer.join()
+
+
 def under_fire(tmp_path, seed):
     chance = random.Random(seed)
     witness = chance.randrange(FOUNDERS)
@@ -72,11 +85,8 @@ def under_fire(tmp_path, seed):
         for w in chance.sample(others, chance.randrange(3))
     ]
     options = {"spares": chance.choice([1, 2]), "replace": chance.random() < 0.8}
-    over, log = threading.Event(), tmp_path / "log"
     times = chance.randrange(1, 5)
-    killer = threading.Thread(target=strike, args=(log, witness, chance, times, over))
-    killer.start()
-    try:
+    with meanwhile(strike, tmp_path / "log", witness, chance, times):
         run = exact(
             tmp_path,
             FOUNDERS,
@@ -89,9 +99,6 @@ def under_fire(tmp_path, seed):
             within=kills,
             **options,
         )
-    finally:
-        over.set()
-        killer.join()
     return run, witness
 
 
@@ -145,7 +152,6 @@ def without_mercy(tmp_path, seed):
         )
         for w in chance.sample(range(5), chance.randrange(4))
     ]
-    over, log = threading.Event(), tmp_path / "log"
     times = chance.randrange(4)
     options = {
         "replace": True,
@@ -153,9 +159,7 @@ def without_mercy(tmp_path, seed):
         "shared": chance.random() < 0.7,
         "checkpoint": CheckpointConfig(every_steps=chance.choice([2, 3, 1000])),
     }
-    killer = threading.Thread(target=harm, args=(log, chance, times, over))
-    killer.start()
-    try:
+    with meanwhile(harm, tmp_path / "log", chance, times):
         run = exact(
             tmp_path,
             workers,
@@ -168,9 +172,6 @@ def without_mercy(tmp_path, seed):
             within=kills,
             **options,
         )
-    finally:
-        over.set()
-        killer.join()
     return run, mesh
 
 

@@ -2,6 +2,7 @@
 
 import random
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
@@ -821,56 +822,38 @@ def test_another_conductor_that_finds_nobody_with_the_state_ends_joiners_too():
     assert committed_once(world)
 
 
-def test_another_conductor_ends_whom_the_one_before_had_taken_out():
-    """It had no time to end that one, whose State is older than what the others went on to."""
+def taken_over_after(last):
+    """The members with whom another conductor goes on, after this last event of the one before."""
     world = World(3)
+    members = []
 
-    def taken_out(w):
-        newest = w.conductor.membership.generation
-        gone = WorkerLost(worker=1, rank=1, generation=newest, cause="unreachable")
-        w.entries.append(Write(gone, None))
+    def dies(w):
+        w.entries.append(Write(last(w.conductor.membership.generation), None))
         w.take_over()
-        assert 1 not in w.alive
-        assert 1 not in w.conductor.membership.members
+        members[:] = w.conductor.membership.members
+        assert set(members) == {0, 1, 2} & set(w.alive)  # and others are started
 
-    world.at(20, taken_out)
+    world.at(20, dies)
     assert world.run().outcome == "finished"
     assert committed_once(world)
+    return members
+
+
+def test_another_conductor_ends_whom_the_one_before_had_taken_out():
+    """It had no time to end that one, whose State is older than what the others went on to."""
+    out = partial(WorkerLost, worker=1, rank=1, cause="unreachable")
+    assert taken_over_after(lambda newest: out(generation=newest)) == [0, 2]
 
 
 def test_another_conductor_ends_who_was_left_out_of_a_group_and_has_not_heard_of_it():
     """The one before died while it told one worker after the other."""
-    world = World(3)
-
-    def left_out(w):
-        newest = w.conductor.membership.generation
-        w.entries.append(
-            Write(GenerationFormed(generation=newest + 1, members=(0, 2), cause="doubt"), None)
-        )
-        w.take_over()
-        assert w.conductor.membership.members == (0, 2)
-        assert 1 not in w.alive
-
-    world.at(20, left_out)
-    assert world.run().outcome == "finished"
-    assert committed_once(world)
+    formed = partial(GenerationFormed, members=(0, 2), cause="doubt")
+    assert taken_over_after(lambda newest: formed(generation=newest + 1)) == [0, 2]
 
 
 def test_another_conductor_keeps_who_is_to_leave_and_may_not_have_left():
-    world = World(3)
-
-    def may_be_there(w):
-        newest = w.conductor.membership.generation
-        formed = GenerationFormed(
-            generation=newest + 1, members=(0, 2), cause="leave", urgent=False
-        )
-        w.entries.append(Write(formed, None))
-        w.take_over()
-        assert w.conductor.membership.members == (0, 1, 2)
-
-    world.at(20, may_be_there)
-    assert world.run().outcome == "finished"
-    assert committed_once(world)
+    formed = partial(GenerationFormed, members=(0, 2), cause="leave", urgent=False)
+    assert taken_over_after(lambda newest: formed(generation=newest + 1)) == [0, 1, 2]
 
 
 def test_who_is_in_the_group_is_written_down_before_anybody_is_told():
