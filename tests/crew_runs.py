@@ -34,6 +34,7 @@ from elastix.sharding import local
 from elastix.state import raw_bytes
 from elastix.testing.chaos import cut
 from elastix.testing.local import LocalRun, run_local
+from elastix.testing.replayed_steps import standing
 from tests.trainables import await_worker
 
 WIDTH, CLASSES = 18, 10
@@ -296,17 +297,6 @@ def replayed_to(config: Mapping[str, Any], steps: Sequence[StepCommitted]) -> Ne
         optimizer.step()
         optimizer.zero_grad()
     return model
-
-
-def standing(events: Sequence[Any]) -> list[StepCommitted]:
-    """The steps that were not given up when a run went on from a stored State."""
-    found: list[StepCommitted] = []
-    for event in events:
-        if isinstance(event, Resumed):
-            found = [step for step in found if step.step <= event.step]
-        if isinstance(event, StepCommitted):
-            found.append(event)
-    return found
 
 
 def last_standing(events: Sequence[Any]) -> dict[int, int]:

@@ -3,6 +3,7 @@
 import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from elastix.data.cursor import count, merge
 from elastix.events import (
@@ -17,27 +18,27 @@ from elastix.events import (
     StepCommitted,
 )
 
+_OfStep = TypeVar("_OfStep", StepCommitted, StateStored)
+
 
 def standing(events: Sequence[Event]) -> list[StepCommitted]:
     """Committed steps but for those that a restart went back behind."""
-    steps: list[StepCommitted] = []
-    for event in events:
-        if isinstance(event, Resumed):
-            steps = [step for step in steps if step.step <= event.step]
-        elif isinstance(event, StepCommitted):
-            steps.append(event)
-    return steps
+    return _standing(events, StepCommitted)
 
 
 def last_stored(events: Sequence[Event]) -> StateStored | None:
     """The State that was stored last, of those that no restart went back behind."""
-    stored: list[StateStored] = []
+    return next(reversed(_standing(events, StateStored)), None)
+
+
+def _standing(events: Sequence[Event], kind: type[_OfStep]) -> list[_OfStep]:
+    found: list[_OfStep] = []
     for event in events:
         if isinstance(event, Resumed):
-            stored = [state for state in stored if state.step <= event.step]
-        elif isinstance(event, StateStored):
-            stored.append(event)
-    return stored[-1] if stored else None
+            found = [one for one in found if one.step <= event.step]
+        elif isinstance(event, kind):
+            found.append(event)
+    return found
 
 
 def left_out(events: Sequence[Event]) -> dict[int, list[tuple[int, tuple[Span, ...]]]]:
