@@ -79,7 +79,9 @@ class Roster:
         self._min_workers = min_workers
         self._finished: set[int] = set()
         self._members: set[int] = set()  # of the newest membership
-        self._entering: set[int] = set()  # of them, those not known to have the State
+        self._entering: set[int] = (
+            set()
+        )  # of them, those that have not confirmed to be in the group
         self._dead: set[int] = set()  # of them, known to be lost when nobody had the State any more
         self._settled = 0  # how many of them have confirmed the newest generation
         self._let_go: dict[int, tuple[int, ...]] = {}  # by proposal: members that leave there
@@ -103,7 +105,7 @@ class Roster:
 
     @property
     def joining(self) -> tuple[int, ...]:
-        """Members of the newest membership that have not confirmed to have the State."""
+        """Members of the newest membership that have not confirmed to be in the group."""
         return tuple(w for w in self.newest.members if w in self._entering)
 
     @property
@@ -209,7 +211,8 @@ class Roster:
         first = self._turn % len(members) if members else 0
         self._turn += 1
         around = (members[(first + i) % len(members)] for i in range(len(members)))
-        able = (w for w in around if w in self.holders and w not in self.leaving)
+        absent = self._entering.union(self.leaving)
+        able = (w for w in around if w in self.holders and w not in absent)
         return tuple(islice(able, _DONORS)) or tuple(sorted(self.holders)[:_DONORS])
 
     @property
@@ -239,6 +242,8 @@ class Roster:
         admitted = self._admitted.get(worker, generation + 1)
         if worker not in self._members or generation < admitted:
             return False
+        if not self.founded:  # whoever leaves a founding knows that all founders have the State
+            self.holders |= self._entering
         self.holders.add(worker)
         self._entering.discard(worker)
         self._stood_in.discard(worker)
@@ -374,9 +379,8 @@ class Roster:
 
     def _unequipped(self, but: Collection[int]) -> list[int]:
         """Members that have not got the State yet, `but` these."""
-        if not self._entering:
-            return []
-        return [w for w in self.newest.members if w in self._entering and w not in but]
+        lacking = self._entering - self.holders
+        return [w for w in self.newest.members if w in lacking and w not in but] if lacking else []
 
     def _advance(self) -> Membership | None:
         if self._finished:

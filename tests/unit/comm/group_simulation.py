@@ -938,7 +938,9 @@ class Simulation:
                     self.notice(gone[(pick - third) // noticing])
                 if self.roster.over or self.lost:
                     break
-                risky = risky or len(self.roster.holders) >= self.scenario.workers
+                if not risky:
+                    confirmed = self.roster.holders.difference(self.roster.joining)
+                    risky = len(confirmed) >= self.scenario.workers
         else:
             raise Violation("the run goes round in circles")
         self.check()
@@ -970,6 +972,9 @@ class Simulation:
                 raise Violation(f"survivors got different results of {operation}: {results}")
         if self.roster.extinct:
             self.seen["extinct"] += 1
+            founders = [w.me for w in self.workers if w.alive and w.protocol._founded]
+            if not set(founders).isdisjoint(self.roster.newest.members):
+                raise Violation(f"nobody is taken to have the State, but {founders} have it")
             return
         if not self.roster.over and (
             self.scenario.all_end or not any(worker.done for worker in self.workers)

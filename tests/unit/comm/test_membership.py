@@ -95,6 +95,30 @@ def test_a_founder_may_confirm_late_that_the_founding_came_through():
     assert roster.holders == {1}
 
 
+def test_all_founders_have_the_state_when_the_first_of_them_says_so():
+    roster = Roster(founders=3)
+    for worker in (0, 1, 2):
+        roster.ready(worker)
+    roster.entered(0, 1)
+    assert roster.holders == {0, 1, 2}
+    assert roster.joining == (1, 2)
+    assert set(roster.donors()) == {0}  # the others are not in the group yet, as far as is known
+    assert brief(roster.lost(0)) == (2, (1, 2), True, "loss")
+    assert not roster.extinct
+    assert roster.lost(1) is not None
+    roster.lost(2)
+    assert roster.extinct
+
+
+def test_a_founder_that_is_lost_before_the_first_of_them_confirms_has_not_got_the_state():
+    roster = Roster(founders=3)
+    for worker in (0, 1, 2):
+        roster.ready(worker)
+    roster.lost(2)
+    roster.entered(0, 1)
+    assert roster.holders == {0, 1}
+
+
 def test_a_newcomer_is_proposed_at_once_and_the_group_is_not_disturbed():
     roster = founded(0, 1)
     assert brief(come(roster, 2)) == (2, (0, 1, 2), False, "join")
