@@ -413,12 +413,12 @@ def parse_sizes(text: str) -> list[int]:
     """
     low, dots, high = text.partition("..")
     try:
-        sizes = list(range(int(low), int(high) + 1)) if dots else [int(n) for n in text.split(",")]
+        named = [int(low), int(high)] if dots else [int(n) for n in text.split(",")]
     except ValueError:
-        sizes = []
-    if not sizes or not all(1 <= size <= 64 for size in sizes):
+        named = [0]
+    if not all(1 <= size <= 64 for size in named) or (dots and named[0] > named[1]):
         raise ConfigError(
             f"--workers {text}: give numbers of workers from 1 to 64 as 1..4, or 1,2,4. Nothing "
             "was started."
         )
-    return sorted(set(sizes))
+    return list(range(named[0], named[1] + 1)) if dots else sorted(set(named))

@@ -65,6 +65,7 @@ def bench(
         )
     try:  # before minutes are spent
         page.parent.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=page.parent).close()
     except OSError as error:
         raise ConfigError(
             f"{page} cannot be the page: {error}. Nothing was started. Name another: --out."

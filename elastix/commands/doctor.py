@@ -257,8 +257,11 @@ def disk(what: str, path: Path, usage: Usage) -> Finding:
     if not os.access(existing, os.W_OK):
         return Finding(what, "fail", f"{existing} cannot be written", "choose another directory")
     total, used, free = usage(existing)
+    if not total:  # /proc, /sys
+        fact = f"{existing} is on no disk, and keeps no files"
+        return Finding(what, "fail", fact, "choose another directory")
     fact = f"{decimal(free)} of {decimal(total)} free at {existing}"
-    full = used / total if total else 1.0
+    full = used / total
     if full > 0.95 or free < _GIB // 2:
         mend = "make room; Ray keeps no more objects on a disk that is 95 % full"
         return Finding(what, "fail", fact, mend)

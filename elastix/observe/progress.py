@@ -41,7 +41,8 @@ class Loss:
     """A worker that was lost, and what became of the step that the group was in.
 
     Attributes:
-        step: steps that were committed when it was noticed.
+        step: steps that were committed when it was noticed. A commit may be told after the loss:
+            the survivors know which step they had in hand.
         stall_s: of the slowest survivor, from the news to the agreed step; None until then.
         rebuild_s: the part of it that a working group took.
         outcome: what Recovered says.
@@ -339,6 +340,8 @@ class Progress:
             loss.stall_s = max(loss.stall_s or 0.0, event.stall_s)
             loss.rebuild_s = max(loss.rebuild_s, event.rebuild_s)
             loss.outcome = event.outcome
+            before = event.step if event.outcome == "between steps" else event.step - 1
+            loss.step = max(loss.step, before)
 
 
 def duration(seconds: float) -> str:

@@ -248,7 +248,7 @@ def test_numbers_of_workers(text, sizes):
 
 
 @pytest.mark.parametrize(
-    "text", ["", "0", "4..1", "1..", "a", "1..2..3", "65", "1,,2", "-1", "1.5"]
+    "text", ["", "0", "4..1", "1..", "a", "1..2..3", "65", "1,,2", "-1", "1.5", f"1..{10**12}"]
 )
 def test_what_are_no_numbers_of_workers(text):
     with pytest.raises(ConfigError, match="Nothing was started"):

@@ -2,11 +2,22 @@
 
 import json
 
+import pytest
 from typer.testing import CliRunner
 
 from elastix.bench.measures import Rate, SizeMeasured
 from elastix.cli import app
 from elastix.commands import bench
+
+
+def test_a_page_that_cannot_be_written_is_refused_before_anything_is_measured(tmp_path, monkeypatch):
+    monkeypatch.setattr(bench, "_measure", lambda *_, **__: pytest.fail("it was measured"))
+    (tmp_path / "script.py").write_text("def train(ctx):\n    pass\n")
+    words = ["bench", str(tmp_path / "script.py"), "--out", "/proc/page.html"]
+    done = CliRunner().invoke(app, words)
+    assert done.exit_code == 2
+    assert "/proc/page.html cannot be the page" in done.stderr
+    assert "Nothing was started" in done.stderr
 
 
 def test_what_was_measured_is_told_though_the_page_cannot_be_written(tmp_path, monkeypatch):

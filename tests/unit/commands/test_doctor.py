@@ -176,6 +176,12 @@ def test_room_on_a_disk(tmp_path, total, free, status):
     assert bool(found.mend) == (status != "ok")
 
 
+def test_what_is_on_no_disk_is_not_to_be_made_room_on():
+    found = doctor.disk("store", Path("/proc/nobody"), lambda path: (0, 0, 0))
+    assert (found.status, found.mend) == ("fail", "choose another directory")
+    assert found.fact == "/proc is on no disk, and keeps no files"
+
+
 def test_open_files():
     assert doctor.files((1024, -1)).mend == "ulimit -n 65536"
     assert doctor.files((1024, 2048)).mend == "ulimit -n 2048"

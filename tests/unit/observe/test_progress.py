@@ -1,5 +1,7 @@
 """Progress: what console, status and report say a run has come to."""
 
+from dataclasses import replace
+
 import pytest
 
 from elastix.events import (
@@ -124,6 +126,14 @@ def test_a_loss_is_matched_with_the_slowest_survivor_of_the_next_recovery():
     assert [loss.stall_s for loss in progress.losses] == [0.4, 0.9]
     assert [loss.generation for loss in progress.losses] == [2, 3]
     assert progress.slowest_recovery_s == 0.9
+
+
+@pytest.mark.parametrize(("outcome", "before"), [("accepted", 2), ("between steps", 3)])
+def test_a_loss_knows_the_steps_before_it_though_their_commits_are_told_later(outcome, before):
+    survivor = replace(recovered(5.2, 0, 2, 0.2), outcome=outcome)
+    steps = [step(4.0, 1), lost(5.0, 1, 1, 1), step(5.1, 2), survivor]
+    progress = after(started(), opened(), formed(0, 1, 0, 1), *steps)
+    assert progress.losses[0].step == before
 
 
 def test_a_loss_knows_how_many_slices_others_computed_for_it():
