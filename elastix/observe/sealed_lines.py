@@ -63,7 +63,8 @@ class LineChecker:
         self._path = path
         self._before = before
         self._number = number
-        self._rest = b""  # of the last block, after its last line break
+        self._rest: list[bytes] = []  # after the last line break; joined once, however long it is
+        self._end = b""  # of that
 
     def lines(self, block: bytes) -> Iterator[bytes]:
         """The lines that end in the block, without their breaks.
@@ -71,13 +72,15 @@ class LineChecker:
         Raises:
             Corrupt: a line is not as it was written. Those before it were handed out.
         """
-        text = self._rest + block
-        cut = text.rfind(b"\n") + 1
-        whole, self._rest = text[:cut], text[cut:]
-        if whole:
+        cut = block.rfind(b"\n") + 1
+        if cut:
+            whole = b"".join((*self._rest, block[:cut]))
+            self._rest, self._end = [], b""
             lines = whole[:-1].split(b"\n")
             yield from lines if self._hold(whole, len(lines)) else self._each(lines)
-        if len(self._rest) > SEAL and self._is_line(self._rest[:-1]):
+        self._rest.append(block[cut:])
+        self._end = (self._end + block[cut:])[-SEAL:]
+        if is_sealed(self._end[:-1]) and self._is_line(b"".join(self._rest)[:-1]):
             raise self._damaged("has lost its line break")
 
     def _hold(self, whole: bytes, number: int) -> bool:

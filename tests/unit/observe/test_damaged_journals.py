@@ -1,6 +1,7 @@
 """No bit of a journal can be flipped, and no line be lost, without a reader that says so."""
 
 import json
+import os
 import re
 
 import pytest
@@ -43,6 +44,12 @@ READERS = {
     "some": lambda path: list(read_only(path, SamplesLeftOut)),
     "tail": lambda path: Tail(path).news(),
 }
+
+
+@pytest.mark.timeout(30)
+def test_a_last_line_of_hundreds_of_megabytes_is_passed_over_in_one_go(path):
+    os.truncate(path, 1 << 28)  # zeros, as a file system may leave them behind when power is lost
+    assert [event for event, *_ in read_placed(path)] == EVENTS
 
 
 @pytest.mark.parametrize("reader", READERS)
