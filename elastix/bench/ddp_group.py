@@ -17,6 +17,7 @@ from elastix.errors import ConfigError, TrainError
 
 _LOOK_S = 0.1
 _PATIENCE_S = 300.0
+_PATIENCE_STEPS = 10.0
 
 
 def measure_ddp(
@@ -28,6 +29,7 @@ def measure_ddp(
     *,
     cpus: float,
     seed: int,
+    step_s: float = 0.0,
 ) -> Rate:
     """The rate of a train function under DDP. Blocks; no process is left.
 
@@ -39,6 +41,8 @@ def measure_ddp(
         folder: an empty one.
         cpus: threads of each process, rounded down, and at least one.
         seed: of weights and of the order of samples.
+        step_s: about how long one may take, where that is known. Ten of them are waited for, and
+            no less than five minutes.
 
     Raises:
         ConfigError: it does what has no counterpart in DDP.
@@ -55,7 +59,7 @@ def measure_ddp(
         for one in files:  # one after the other: those that were started are ended
             process = _start(folder, one.rank, threads)
             processes.append(process)
-        return _watch(processes, files, timing)
+        return _watch(processes, files, timing, max(_PATIENCE_S, _PATIENCE_STEPS * step_s))
     finally:
         for process in processes:
             with suppress(ProcessLookupError):
@@ -86,7 +90,9 @@ def _start(folder: Path, rank: int, threads: int) -> subprocess.Popen[bytes]:
         )
 
 
-def _watch(processes: list[subprocess.Popen[bytes]], files: list[Files], timing: Timing) -> Rate:
+def _watch(
+    processes: list[subprocess.Popen[bytes]], files: list[Files], timing: Timing, patience_s: float
+) -> Rate:
     size = len(processes)
     heard, steps = time.monotonic(), 0
     while True:
@@ -106,9 +112,9 @@ def _watch(processes: list[subprocess.Popen[bytes]], files: list[Files], timing:
                     f"rank {one.rank} of {size} under DDP ended with code {process.returncode}. "
                     f"The benchmark was stopped. It printed:\n{output.decode(errors='replace')}"
                 )
-        if time.monotonic() - heard > _PATIENCE_S:
+        if time.monotonic() - heard > patience_s:
             raise TrainError(
-                f"under DDP with {size} ranks no step came in {_PATIENCE_S:.0f} s. The benchmark "
+                f"under DDP with {size} ranks no step came in {patience_s:.0f} s. The benchmark "
                 "was stopped. --no-ddp measures elastix alone."
             )
         time.sleep(_LOOK_S)

@@ -19,6 +19,7 @@ from elastix.events import Event
 from elastix.train.replica.context import Context
 
 _NAME = "bench"
+_TELL_S = 60.0
 
 
 @contextmanager
@@ -43,6 +44,8 @@ def own_ray(cpus: float) -> Iterator[None]:
         include_dashboard=False,
         log_to_driver=False,
         logging_level=logging.ERROR,
+        # Ray's is 15, and what else the machine does would slow elastix alone, not DDP
+        _system_config={"worker_niceness": 0},
     )
     try:
         yield
@@ -93,7 +96,7 @@ def measure_elastix(
         folder: an empty one, in which the run's store lies.
         cpus: of each worker.
         seed: of weights and of the order of samples.
-        progress: told of each kill.
+        progress: told of each kill, and every minute how far it is.
 
     Raises:
         ConfigError: the function draws no samples from ctx.loader.
@@ -103,8 +106,10 @@ def measure_elastix(
 
     seen = Observation(size, timing, random.Random(seed))
     refusal: list[ConfigError] = []
+    told = time.monotonic()
 
     def watch(events: Sequence[Event]) -> None:
+        nonlocal told
         for event in events:
             seen.add(event)
         if seen.steps and not seen.counts_samples:
@@ -116,6 +121,9 @@ def measure_elastix(
             )
             raise KeyboardInterrupt  # ends a run in good order
         turn = seen.decide(time.time())
+        if time.monotonic() > told + _TELL_S:  # a step may take long, or a worker not start
+            told = time.monotonic()
+            progress(f"{size} under elastix: {seen.standing()}")
         if isinstance(turn, Victim):
             strike(seen, turn)
             progress(f"killed worker {turn.worker}, {len(seen.deaths)} of {timing.kills}")

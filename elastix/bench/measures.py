@@ -24,7 +24,9 @@ from elastix.events import (
 LEAST_STEPS = 5
 _PARTS = 5
 _NEAR = 0.1  # an epoch's last batch is smaller
-_HOPE_S = 60.0  # beyond the interval of the last kill, for the step after it
+_HOPE_S = 60.0  # beyond the interval of the last kill, for the step after it,
+_HOPE_STEPS = 5.0  # or so many times a step, which may take longer
+_LATE = 1.5  # times the interval that kills were to have
 
 
 @dataclass(frozen=True)
@@ -98,6 +100,11 @@ class Rate:
     steps: int
     seconds: float
     step_samples: float
+
+    @property
+    def step_s(self) -> float:
+        """Of one step, on average."""
+        return self.seconds / self.steps
 
 
 def measure_rate(commits: Sequence[Commit], size: int, timing: Timing) -> Rate | None:
@@ -218,7 +225,8 @@ class Observation:
             return Turn.WAIT
         if len(self._kills) < self.timing.kills:
             return self._victim()
-        if self.deaths[-1].stall_s is None and now <= due + _HOPE_S:
+        hope_s = max(_HOPE_S, _HOPE_STEPS * self.rate.step_s)
+        if self.deaths[-1].stall_s is None and now <= due + hope_s:
             return Turn.WAIT
         self._until = now
         return Turn.OVER
@@ -235,6 +243,14 @@ class Observation:
     def killed(self, victim: Victim, t: float) -> None:
         """It was sent SIGKILL at `t`."""
         self._kills.append(Death(victim.worker, t))
+
+    def standing(self) -> str:
+        """How far it is, for those who wait."""
+        there = len(self._formed[-1].members) if self._formed else 0
+        text = f"{self.steps} steps so far, {there} of {self.size} workers in the group"
+        if self.rate is None or self.size < 2:
+            return text
+        return f"{text}, {len(self._kills)} of {self.timing.kills} killed"
 
     @property
     def steps(self) -> int:
@@ -388,6 +404,13 @@ class ScalingMeasured:
             yield "No worker was killed: --kill N measures stall and goodput."
         elif any(size.workers == 1 for size in self.sizes):
             yield "A single worker is not killed, since nobody would be left to go on."
+        gaps = (b.t - a.t for size in self.sizes for a, b in pairwise(size.deaths))
+        if (longest := max(gaps, default=0.0)) > _LATE * self.timing.kill_every_s:
+            yield (
+                f"Kills came up to {longest:.0f} s apart instead of {self.timing.kill_every_s:g} "
+                "s: the next one waits until a replacement is in the group, if nobody would be "
+                "left otherwise."
+            )
         for size in self.sizes:
             if stood := sum(death.stall_s is None for death in size.deaths):
                 yield (

@@ -136,7 +136,14 @@ def _measure(
             if ddp:
                 complain(f"{size} under DDP ...")
                 rate = measure_ddp(
-                    code, config, size, timing, folder / f"ddp-{size}", cpus=cpus, seed=seed
+                    code,
+                    config,
+                    size,
+                    timing,
+                    folder / f"ddp-{size}",
+                    cpus=cpus,
+                    seed=seed,
+                    step_s=one.elastix.step_s,
                 )
                 complain(f"{size} under DDP: {number(rate.samples_per_s)} samples/s")
             measured.append(replace(one, ddp=rate))

@@ -6,6 +6,7 @@ import pickle
 import signal
 import subprocess
 import sys
+import threading
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -16,6 +17,7 @@ import torch.nn.functional as F
 from torch.utils.data import TensorDataset
 from typer.testing import CliRunner
 
+from elastix.bench import ddp_group
 from elastix.bench.ddp_group import measure_ddp
 from elastix.bench.elastic_group import own_ray
 from elastix.bench.endless import Endless
@@ -76,9 +78,9 @@ def telling_its_threads(ctx):
     raise ConfigError(f"there are {torch.get_num_threads()} threads")
 
 
-def measured(train, tmp_path, size, cpus=1.0):
-    train = Endless(train)
-    return measure_ddp(pickle.dumps(train), {}, size, SHORT, tmp_path / "ddp", cpus=cpus, seed=0)
+def measured(train, tmp_path, size, cpus=1.0, **more):
+    folder, train = tmp_path / "ddp", pickle.dumps(Endless(train))
+    return measure_ddp(train, {}, size, SHORT, folder, cpus=cpus, seed=0, **more)
 
 
 def test_ddp_trains_one_model_on_all_ranks(tmp_path):
@@ -116,6 +118,26 @@ def test_what_cannot_be_compared_is_refused(tmp_path, train, size, error, fact):
     with pytest.raises(error, match=r"--no-ddp|--seconds") as caught:
         measured(train, tmp_path, size)
     assert fact in str(caught.value)
+    assert ranks_alive() == []
+
+
+def test_workers_have_the_priority_that_ddp_has(monkeypatch):
+    asked = {}
+    monkeypatch.setattr(
+        "elastix.train.on_ray.find_ray.init_ray", lambda address, **options: asked.update(options)
+    )
+    with own_ray(1.0):
+        assert asked["_system_config"]["worker_niceness"] == 0
+
+
+def silent(ctx):
+    threading.Event().wait()
+
+
+def test_ddp_is_waited_for_as_long_as_ten_steps_take(tmp_path, monkeypatch):
+    monkeypatch.setattr(ddp_group, "_PATIENCE_S", 0.01)
+    with pytest.raises(TrainError, match=r"no step came in 2 s"):
+        measured(silent, tmp_path, 1, step_s=0.2)
     assert ranks_alive() == []
 
 

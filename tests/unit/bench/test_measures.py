@@ -166,6 +166,38 @@ def test_whoever_never_recovers_does_not_hold_up_the_end_for_ever():
     assert seen.deaths[0].stall_s is None
 
 
+def test_a_step_after_a_kill_may_take_as_long_as_steps_do():
+    seen = Observation(2, Timing(0.0, 10.0, 1, 5.0), random.Random(0))
+    for worker in range(2):
+        seen.add(WorkerStarted(t=0.0, worker=worker, pid=worker, node="n", device="cpu"))
+    seen.add(formed(0.0, 1, (0, 1)))
+    for n in range(7):
+        seen.add(committed(600.0 * n, n + 1))
+    seen.killed(seen.decide(3600.0), 3600.0)
+    assert seen.decide(4300.0) is Turn.WAIT
+    assert seen.decide(7000.0) is Turn.OVER
+
+
+def test_how_far_a_measurement_is():
+    seen = Observation(2, TIMING, random.Random(0))
+    assert seen.standing() == "0 steps so far, 0 of 2 workers in the group"
+    seen, step = watched()
+    seen.killed(seen.decide(13.0), 13.0)
+    there = f"{step - 1} steps so far, 2 of 2 workers in the group"
+    assert seen.standing() == f"{there}, 1 of 2 killed"
+
+
+def test_a_note_says_how_far_kills_were_apart_if_they_had_to_wait():
+    def with_kills_at(*times):
+        deaths = [Death(worker, t, 0.1) for worker, t in enumerate(times)]
+        two = SizeMeasured(workers=2, elastix=rate(100.0), deaths=deaths)
+        return [note for note in scaling([two]).notes if "apart" in note]
+
+    assert with_kills_at(0.0, 1.2) == []
+    (note,) = with_kills_at(0.0, 1.0, 180.0)
+    assert note.startswith("Kills came up to 179 s apart instead of 1 s")
+
+
 def test_steps_that_a_run_goes_back_behind_do_not_count():
     seen, step = watched(until=5.0)
     seen.add(Resumed(t=6.0, step=3, ref="r"))

@@ -1,6 +1,7 @@
 """`elastix bench`: what is told when the page cannot be written."""
 
 import json
+from contextlib import nullcontext
 
 import pytest
 from typer.testing import CliRunner
@@ -18,6 +19,26 @@ def test_a_page_that_cannot_be_written_is_refused_before_anything_is_measured(tm
     assert done.exit_code == 2
     assert "/proc/page.html cannot be the page" in done.stderr
     assert "Nothing was started" in done.stderr
+
+
+def test_ddp_is_waited_for_as_long_as_steps_of_the_function_take(tmp_path, monkeypatch):
+    slow = Rate(5.0, 4.0, 6.0, steps=5, seconds=3000.0, step_samples=1.0)
+    asked = []
+
+    def measure_ddp(*_, **options):
+        asked.append(options["step_s"])
+        return slow
+
+    monkeypatch.setattr("elastix.bench.elastic_group.own_ray", lambda cpus: nullcontext())
+    monkeypatch.setattr(
+        "elastix.bench.elastic_group.measure_elastix",
+        lambda *_, **__: SizeMeasured(workers=1, elastix=slow),
+    )
+    monkeypatch.setattr("elastix.bench.ddp_group.measure_ddp", measure_ddp)
+    (tmp_path / "script.py").write_text("def train(ctx):\n    pass\n")
+    words = ["bench", str(tmp_path / "script.py"), "-w", "1", "--out", str(tmp_path / "p.html")]
+    assert CliRunner().invoke(app, words).exit_code == 0
+    assert asked == [600.0]
 
 
 def test_what_was_measured_is_told_though_the_page_cannot_be_written(tmp_path, monkeypatch):
