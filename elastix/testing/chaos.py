@@ -20,8 +20,9 @@ from typing import Any, cast
 import numpy as np
 import torch
 
-from elastix.arguments import require
+from elastix.arguments import check_fields, check_train, checked, closest, require
 from elastix.comm.network import process_group
+from elastix.errors import ConfigError
 from elastix.state import raw_bytes
 from elastix.train.replica.context import Context
 from elastix.train.replica.link import PHASES
@@ -44,6 +45,7 @@ class Harm(Enum):
 HANG, HOLD_GIL, CUT = Harm
 
 
+@checked
 @dataclass(frozen=True, kw_only=True)
 class Kill:
     """One worker's end.
@@ -68,10 +70,20 @@ class Kill:
     lasting: bool = False
 
     def __post_init__(self) -> None:
-        """Refuse a phase that no worker ever comes to."""
-        _check_phase(self.phase)
+        """Refuse what could hit nobody. A number of a signal becomes that signal."""
+        check_fields(self)
+        _check_place(self)
+        if not isinstance(self.signal, Harm):
+            try:
+                object.__setattr__(self, "signal", Signals(self.signal))
+            except ValueError as error:
+                raise ConfigError(
+                    f"Kill: signal must be a signal or a Harm, not {self.signal!r}. Nothing was "
+                    "started. Give signal.SIGTERM, say, or HANG, HOLD_GIL or CUT."
+                ) from error
 
 
+@checked
 @dataclass(frozen=True, kw_only=True)
 class Flip:
     """A bit of what one worker holds is another one from then on, as from faulty memory.
@@ -98,18 +110,30 @@ class Flip:
     lasting: bool = False
 
     def __post_init__(self) -> None:
-        """Refuse a phase that no worker ever comes to."""
-        _check_phase(self.phase)
+        """Refuse what could hit nobody."""
+        check_fields(self)
+        _check_place(self)
+        require(
+            0 <= self.bit <= 7 and self.byte >= 0,
+            f"Flip: a byte has bits 0 to 7, and bytes count from 0; got byte={self.byte}, "
+            f"bit={self.bit}. Nothing was started.",
+        )
 
 
-def _check_phase(phase: str) -> None:
+def _check_place(hit: Kill | Flip) -> None:
     require(
-        phase in PHASES,
-        f"there is no phase {phase!r}, so nobody would be hit. Nothing was started. There are "
+        hit.phase in PHASES,
+        f"there is no phase {hit.phase!r}, so nobody would be hit. Nothing was started. There are "
         f"{', '.join(PHASES)}: see Context.on_phase.",
+    )
+    require(
+        hit.worker >= 0 and hit.after >= 0,
+        f"workers, and how often a place is passed, count from 0, so nobody would be hit: {hit}. "
+        "Nothing was started.",
     )
 
 
+@checked
 @dataclass(frozen=True)
 class with_kills:  # noqa: N801 - used like a function
     """The train function `train`, with an end in store for some of its workers.
@@ -123,6 +147,18 @@ class with_kills:  # noqa: N801 - used like a function
     train: Callable[[Context], None]
     kills: Sequence[Kill | Flip]
     log: Path | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse what would end the train function in the middle of a run."""
+        check_train(self.train, "config")
+        hits = self.kills
+        require(
+            isinstance(hits, list | tuple) and all(isinstance(hit, Kill | Flip) for hit in hits),
+            f"with_kills: kills must be a list of Kill and Flip, not {hits!r}. Nothing was "
+            "started.",
+        )
+        if self.log is not None:
+            object.__setattr__(self, "log", Path(self.log))
 
     def __call__(self, ctx: Context) -> None:
         """Run it."""
@@ -160,14 +196,29 @@ def _strike(kill: Kill | Flip, log: Path | None, ctx: Context) -> None:
 
 
 def flip(flip: Flip, ctx: Context) -> None:
-    """Now, in the live tensor itself and without torch's noticing, as a fault of memory goes."""
+    """Now, in the live tensor itself and without torch's noticing, as a fault of memory goes.
+
+    Raises:
+        ConfigError: there is no such tensor, or nothing in it.
+    """
     member = cast("Member", ctx._member)  # faults are for runs, not for their replay
-    if flip.tensor.startswith("@backward/"):
-        _miscalculate(member._tracked.model.get_parameter(flip.tensor[10:]), flip)
-    elif flip.tensor.startswith("@gradient/"):
-        _turn(member._tracked.model.get_parameter(flip.tensor[10:]).grad, flip)
+    if flip.tensor.startswith(("@backward/", "@gradient/")):
+        where, _, name = flip.tensor.partition("/")
+        tensors = dict(member._tracked.model.named_parameters(remove_duplicate=False))
     else:
-        _turn(member.capture().tensors[flip.tensor], flip)
+        where, name, tensors = "", flip.tensor, member.capture().tensors
+    found = tensors.get(name)
+    aim = found.grad if where == "@gradient" and found is not None else found
+    if aim is None or not aim.numel():
+        why = "has nothing in it there" if name in tensors else "is none that this worker has"
+        raise ConfigError(
+            f"Flip: {flip.tensor!r} {why}. Nothing was flipped. {closest(name, list(tensors))}"
+            "`elastix store show` lists the tensors of a State."
+        )
+    if where == "@backward":
+        _miscalculate(aim, flip)
+    else:
+        _turn(aim, flip)
 
 
 def _turn(tensor: Any, flip: Flip) -> None:  # noqa: ANN401 - a gradient may be None for mypy

@@ -11,7 +11,9 @@ from elastix.cli import app
 from elastix.commands import bench
 
 
-def test_a_page_that_cannot_be_written_is_refused_before_anything_is_measured(tmp_path, monkeypatch):
+def test_a_page_that_cannot_be_written_is_refused_before_anything_is_measured(
+    tmp_path, monkeypatch
+):
     monkeypatch.setattr(bench, "_measure", lambda *_, **__: pytest.fail("it was measured"))
     (tmp_path / "script.py").write_text("def train(ctx):\n    pass\n")
     words = ["bench", str(tmp_path / "script.py"), "--out", "/proc/page.html"]
