@@ -12,7 +12,7 @@ A small exact run on Ray (`--workers`, a spare and a shadow) in which `--harms` 
 Each process that ends is replaced. When time is up the run finishes its epoch, and a quiet run of
 one process trains for as many epochs. What is shown, by key:
 
-- `struck`: by kind; `losses`, `joins`, `epochs`, `steps` of the run.
+- `struck`: by kind, whoever was still there; `losses`, `joins`, `epochs`, `steps` of the run.
 - `exact`: every sample of every epoch was used once. `byte_equal`: the final State has the bytes of
   the quiet run's.
 - `growth`: of the processes that are there for longest, the driver, the controller and a worker
@@ -185,6 +185,7 @@ class Fire:
             self.look()
         others = sorted(self._there)[1:]  # the oldest tells what grows
         victims = self._draws.sample(others, min(len(others), 2 if kind == "pair" else 1))
+        struck = True
         match kind:
             case "driver":
                 self.driver.kill()
@@ -195,19 +196,30 @@ class Fire:
                 pids = [pid for (role, pid), _ in self.looks.items() if role == "controller"]
                 os.kill(pids[-1], signal.SIGKILL)
             case "all":
-                self._signal(sorted(self._there), signal.SIGKILL)
+                struck = self._signal(sorted(self._there), signal.SIGKILL) > 0
             case "cut":
                 for worker in victims:
                     (self._folder / f"cut-{worker}").touch()
+            case "pair":
+                killed = self._signal(victims, signal.SIGKILL)
+                struck, kind = killed > 0, "pair" if killed > 1 else "kill"
             case _:
                 number = {"stop": signal.SIGSTOP, "leave": signal.SIGTERM}
-                self._signal(victims, number.get(kind, signal.SIGKILL))
-        self.struck[kind] += 1
+                struck = self._signal(victims, number.get(kind, signal.SIGKILL)) > 0
+        self.struck[kind] += struck
 
-    def _signal(self, workers: list[int], number: signal.Signals) -> None:
+    def _signal(self, workers: list[int], number: signal.Signals) -> int:
+        """How many were there to get it."""
+        reached = 0
         for worker in workers:
             with contextlib.suppress(ProcessLookupError):  # it has gone by itself
                 os.kill(self._there[worker], number)
+                reached += 1
+        return reached
+
+    def spared(self) -> None:
+        """Who was to cut its connections and went before it came to do so was not struck."""
+        self.struck["cut"] -= len(list(self._folder.glob("cut-*")))
 
     def moments(self, seconds: float, harms: int) -> Iterator[tuple[float, str]]:
         """When what happens, from the first on."""
@@ -277,6 +289,7 @@ def under_fire(folder: Path, seconds: float, harms: int, workers: int, seed: int
         fire.look()
         time.sleep(0.5)
     fire.look()
+    fire.spared()
     alive(fire.driver)
     return fire
 

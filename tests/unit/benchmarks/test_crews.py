@@ -17,6 +17,11 @@ def test_a_ratio_is_that_of_a_round_and_the_noise_is_hsdp_over_itself():
     assert found["hsdp_vs_hsdp_p75"] >= 1.0
 
 
+def test_the_noise_is_not_folded_to_one_side():
+    found = crews.ratios([1.0] * 3, [1.0, 1.0, 2.0], [2.0, 1.0, 1.0])
+    assert found["hsdp_vs_hsdp_p75"] == 1.75  # of 0.5, 0.5, 1, 1, 2 and 2
+
+
 def test_times_of_a_kill_are_counted_from_the_first(tmp_path):
     run = LocalRun(tmp_path)
     run.events += [
