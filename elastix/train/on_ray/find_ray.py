@@ -3,6 +3,7 @@
 import errno
 import logging
 import os
+import shutil
 import signal
 import socket
 import sys
@@ -24,6 +25,7 @@ from elastix.interrupts import heeding
 logger = logging.getLogger(__name__)
 
 _NO_FILES = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT)
+_LEAST_ROOM = 1 << 20  # bytes; Ray itself needs some
 _POPEN = "ConsolePopen"  # with which Ray starts its processes
 _TOKENS = "ray._private.authentication.authentication_token_setup"
 
@@ -107,8 +109,8 @@ def init_ray(address: str | None, **options: Any) -> None:  # noqa: ANN401 - of 
         try:
             with _groups_of_their_own():
                 ray.init(address, **options)
-        except OSError as error:
-            reason = _why_not(error)
+        except Exception as error:  # Ray has no class for what it cannot start
+            reason = _why_not(error) if isinstance(error, OSError) else _no_room()
             if not reason:
                 raise
             raise ConfigError(f"Ray cannot start: {reason}") from error
@@ -154,6 +156,21 @@ def _why_not(error: OSError) -> str:
             "Set RAY_TMPDIR and HOME to folders where that is so."
         )
     return ""
+
+
+def _no_room() -> str:
+    """Ray waits for its processes until it gives up, and does not say that they could not write."""
+    folder = os.environ.get("RAY_TMPDIR") or tempfile.gettempdir()
+    try:
+        free = shutil.disk_usage(folder).free
+    except OSError:
+        return ""
+    if free >= _LEAST_ROOM:
+        return ""
+    return (
+        f"there are {free:,} bytes free in {folder}, where it writes logs and sockets. Nothing was "
+        "started. Make room, or set RAY_TMPDIR to another folder."
+    )
 
 
 def _end(number: int, frame: object) -> None:

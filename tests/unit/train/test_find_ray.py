@@ -4,6 +4,7 @@ import contextlib
 import errno
 import logging
 import os
+import shutil
 import signal
 import socket
 import sys
@@ -186,6 +187,22 @@ def test_a_file_that_ray_cannot_write_is_named_with_what_to_do(monkeypatch, numb
     monkeypatch.setattr(ray, "init", init)
     fact = f"{os.strerror(number)}: '/home/me/.ray'. Nothing was started.*Set RAY_TMPDIR and HOME"
     with pytest.raises(ConfigError, match=fact):
+        find_ray.init_ray("local")
+
+
+@pytest.mark.parametrize("kind", [RuntimeError, Exception])
+def test_a_full_folder_that_ray_says_nothing_of_is_named(monkeypatch, tmp_path, kind):
+    def init(address, **options):
+        raise kind("Timed out waiting for file gcs_server_port")
+
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(ray, "init", init)
+    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
+    monkeypatch.setattr(find_ray.shutil, "disk_usage", lambda path: usage._replace(free=100))
+    with pytest.raises(ConfigError, match=f"100 bytes free in {tmp_path}, .*Make room, or set RAY"):
+        find_ray.init_ray("local")
+    monkeypatch.setattr(find_ray.shutil, "disk_usage", lambda path: usage._replace(free=1 << 30))
+    with pytest.raises(kind, match="Timed out waiting"):
         find_ray.init_ray("local")
 
 
