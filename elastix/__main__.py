@@ -1,5 +1,6 @@
 """The command `elastix`, and `python -m elastix` for where it is not on the PATH."""
 
+import io
 import os
 import sys
 from functools import partial
@@ -28,6 +29,8 @@ def _open_what_is_closed() -> None:
     sys.stdin = sys.stdin or open(0)  # noqa: SIM115
     sys.stdout = sys.stdout or open(1, "w")  # noqa: SIM115
     sys.stderr = sys.stderr or open(2, "w")  # noqa: SIM115
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # letters that its encoding lacks
 
 
 if __name__ == "__main__":

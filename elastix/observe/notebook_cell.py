@@ -92,10 +92,16 @@ def terminal_of(cell: NotebookCell | None, quiet: bool) -> Terminal:
 class _Output(Terminal):
     """Standard output. If it cannot be written, training goes on without it.
 
-    rich ends the process if nobody reads it, and fails if its disk is full or its terminal is gone.
+    rich ends the process if nobody reads it, and fails if its disk is full, its terminal is gone,
+    or its encoding lacks a letter.
     """
 
     _told = False
+
+    @property
+    def encoding(self) -> str:
+        """Of standard output, where rich takes utf-8 for granted; lines are drawn as it can."""
+        return (getattr(self.file, "encoding", None) or "utf-8").lower()
 
     def on_broken_pipe(self) -> None:
         """Nobody ever reads it again."""
@@ -109,12 +115,23 @@ class _Output(Terminal):
         """Where rich writes all that was printed since `__enter__`. There may be room later."""
         try:
             super().__exit__(*raised)
-        except OSError as error:
-            self.quiet = True
-            with self:  # which forgets what could not be written
+        except UnicodeEncodeError:  # of the name of a run or a metric, or of a traceback
+            if isinstance(self.file, io.TextIOWrapper):
+                self.file.reconfigure(errors="replace")
+            else:
+                self._forget()
+            with self:  # which writes it now
                 pass
-            self.quiet = False
+        except OSError as error:
+            self._forget()
             self._tell(f"the output cannot be written ({error.strerror})")
+
+    def _forget(self) -> None:
+        """What could not be written."""
+        self.quiet = True
+        with self:
+            pass
+        self.quiet = False
 
     def _tell(self, what: str) -> None:
         """Once, where somebody may still read."""

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console as Terminal
 
+from elastix.__main__ import _open_what_is_closed
 from elastix.commands.runs import _took
 from elastix.errors import QuorumLost, WorkerFailed
 from elastix.events import (
@@ -443,3 +444,21 @@ def test_what_is_printed_once_there_is_room_is_there(tmp_path, monkeypatch, caps
     output.print("three")
     assert disk.getvalue() == "three\n"
     assert capsys.readouterr().err.count("cannot be written") == 1
+
+
+def test_letters_that_the_encoding_of_the_output_lacks_do_not_end_a_run(monkeypatch):
+    written = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, encoding="ascii"))
+    output = terminal_of(None, quiet=False)
+    assert output.encoding == "ascii"  # by which rich chooses the lines of a block
+    output.print("größe 0.5")
+    output.print("two")
+    assert written.getvalue() == b"gr??e 0.5\ntwo\n"
+
+
+def test_a_command_prints_letters_that_the_encoding_of_the_output_lacks(monkeypatch):
+    written = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, encoding="ascii"))
+    _open_what_is_closed()
+    print("größe", flush=True)  # as rich prints a table
+    assert written.getvalue() == b"gr??e\n"
