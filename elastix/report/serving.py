@@ -8,10 +8,12 @@ for their data again; none loads anything from elsewhere.
 
 import asyncio
 import json
+import logging
 import secrets
 from collections.abc import Awaitable, Callable
 
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
 
 from elastix.errors import ConfigError, ElastixError, NotFound
 from elastix.report.page import Page, figures_of, render
@@ -93,6 +95,7 @@ async def listen(
     Raises:
         ConfigError: the port is taken.
     """
+    logging.getLogger("aiohttp.server").addFilter(_is_ours)
     runner = web.AppRunner(app, access_log=None)
     await runner.setup()
     try:
@@ -107,6 +110,11 @@ async def listen(
         await asyncio.Event().wait()
     finally:
         await runner.cleanup()
+
+
+def _is_ours(record: logging.LogRecord) -> bool:
+    """What strangers send that is no HTTP is answered with 400, and is no error of this program."""
+    return not (record.exc_info and isinstance(record.exc_info[1], HttpProcessingError))
 
 
 class _Pages:

@@ -10,7 +10,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -202,6 +202,7 @@ def flip(flip: Flip, ctx: Context) -> None:
         ConfigError: there is no such tensor, or nothing in it.
     """
     member = cast("Member", ctx._member)  # faults are for runs, not for their replay
+    tensors: Mapping[str, torch.Tensor]
     if flip.tensor.startswith(("@backward/", "@gradient/")):
         where, _, name = flip.tensor.partition("/")
         tensors = dict(member._tracked.model.named_parameters(remove_duplicate=False))
@@ -228,7 +229,7 @@ def _turn(tensor: Any, flip: Flip) -> None:  # noqa: ANN401 - a gradient may be 
     raw_bytes(element).numpy()[byte] ^= 1 << flip.bit
 
 
-def _miscalculate(parameter: torch.nn.Parameter, flip: Flip) -> None:
+def _miscalculate(parameter: torch.Tensor, flip: Flip) -> None:
     def wrong(gradient: torch.Tensor) -> torch.Tensor:
         if not flip.lasting:
             hook.remove()

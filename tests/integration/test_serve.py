@@ -74,6 +74,17 @@ def test_who_has_no_token_gets_nothing(address):
     assert status == 403
 
 
+def test_what_strangers_send_leaves_no_traceback_on_the_terminal(store):
+    command = [sys.executable, "-m", "tests.integration.serve_driver", "serve", "--port", "0"]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen([*command, "--store", str(store)], **pipes) as server:
+        address = server.stdout.readline().split(" at ")[1].split()[0]
+        status, _, _ = ask(address, "/", Cookie="a" * 100_000)
+        assert status == 400
+        server.terminate()
+        assert "Traceback" not in server.stderr.read()
+
+
 def files(store):
     """What is in the store, less SQLite's shared memory, in which readers take their place."""
     found = [path for path in store.rglob("*") if path.is_file() and path.suffix != ".sqlite-shm"]
