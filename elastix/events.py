@@ -510,7 +510,9 @@ class RunEnded(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class CampaignStarted(Event):
-    """A search begins, or goes on: `known` trials are final already, without refused ones.
+    """A search begins, or goes on: `known` trials are final already.
+
+    Refused ones and controls from scratch are not among them.
 
     Attributes:
         objectives: name of each metric to its mode, "min" or "max".
@@ -535,6 +537,7 @@ class TrialStarted(Event):
         parent: number of the trial that its configuration was changed from.
         rung: reports after which it pauses; None for its end.
         name: what its run is called; one of several workers has a journal of that name.
+        role: see TrialEnded.
     """
 
     trial: int
@@ -543,6 +546,7 @@ class TrialStarted(Event):
     attempt: int
     rung: int | None
     name: str = ""  # unknown to journals of before
+    role: str = "search"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -592,9 +596,10 @@ class TrialEnded(Event):
         inherited: share of the model's bytes that came from an ancestor.
         ignored: there was an ancestor, and the train function never called `ctx.inherit`.
         seconds: on the worker.
-        best: whether it is the best so far (multi-objective: on the front).
+        best: whether it is the best now (multi-objective: on the front), by what each has come to.
         message: why it failed, in a line.
         peak_bytes: the most that its worker held while it ran; 0: unknown.
+        role: "search", or "rerank" for a control from scratch, which does not count for the budget.
     """
 
     trial: int
@@ -610,6 +615,7 @@ class TrialEnded(Event):
     message: str = ""
     ignored: bool = False
     peak_bytes: int = 0
+    role: str = "search"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -28,6 +28,7 @@ from elastix.events import (
     take_in,
 )
 from elastix.observe import journal, notes
+from elastix.observe.best_trial import BestTrial
 from elastix.observe.reported_metrics import BestSoFar
 from elastix.observe.run_lock import holder
 
@@ -51,7 +52,8 @@ class Summary:
         kind: "run" or "campaign".
         state: "running", "finished", "failed", "interrupted"; "stopped" if its process is gone
             without a word; "damaged" if its journal cannot be read.
-        steps: committed; of a campaign, trials that ended, without those that its gate refused.
+        steps: committed; of a campaign, trials that ended, without those that its gate refused and
+            controls from scratch.
         metrics: the last value of each; of a campaign, of the best trial.
         best: of the metric that checkpoints go by; None for none.
         began_t, last_t: of the first and the latest event, seconds since 1970.
@@ -188,7 +190,7 @@ class _Fold:
         self._best = BestSoFar()
         self._since = 0.0  # the process at work began
         self._before_s = 0.0
-        self._values: dict[int, Mapping[str, float]] = {}  # of trials, by number
+        self._best_trial = BestTrial()
         self._cases: Mapping[type[Event], Callable[[Any], None]] = {
             RunStarted: self._start,
             CampaignStarted: self._start_campaign,
@@ -227,6 +229,7 @@ class _Fold:
     def _start_campaign(self, event: CampaignStarted) -> None:
         self._found.kind, self._found.state = "campaign", "stopped"
         self._found.steps = max(self._found.steps, event.known)
+        self._best_trial.begin(event)
 
     def _report(self, event: Reported) -> None:
         take_in(self._found.metrics, event.metrics)
@@ -242,18 +245,17 @@ class _Fold:
         self._found.state, self._found.message = event.outcome, event.message
         if isinstance(event, RunEnded):
             self._found.steps = event.step
-        elif event.best in self._values:  # a control from scratch, which others may have beaten
-            self._found.metrics = dict(self._values[event.best])
+        elif values := self._best_trial.values_of(event.best):
+            self._found.metrics = dict(values)  # a control from scratch, which others have beaten
 
     def _lose(self, event: WorkerLost | TrialLost) -> None:
         del event
         self._found.losses += 1
 
     def _end_trial(self, event: TrialEnded) -> None:
-        if event.state in ("paused", "refused"):
-            return
-        self._found.steps += 1
-        if event.values:
-            self._values[event.trial] = event.values
-        if event.best:
-            self._found.metrics = dict(event.values)
+        final = event.state not in ("paused", "refused")
+        self._found.steps += final and event.role == "search"
+        self._best_trial.end(event)
+        best = self._best_trial.event
+        if best is not None:
+            self._found.metrics = dict(best.values)

@@ -41,6 +41,7 @@ from elastix.events import (
     WorkersMeasured,
     WorkerStarted,
 )
+from elastix.observe.best_trial import BestTrial
 from elastix.observe.progress import Progress
 from elastix.stream_coverage import Coverage
 
@@ -141,6 +142,7 @@ class Readings:
         self._committed_t: float | None = None
         self._repeated = 0
         self._known = 0
+        self._best_trial = BestTrial()
         self._trials: dict[int, str] = {}
         self._in_state: Counter[str] = Counter()
         self._accounts: dict[int, Account] = {}
@@ -231,6 +233,7 @@ class Readings:
         match event:
             case CampaignStarted():
                 self._known = event.known
+                self._best_trial.begin(event)
             case TrialStarted():
                 self._trial(event.trial, "running")
             case TrialLost():
@@ -246,7 +249,9 @@ class Readings:
                 if event.peak_bytes:
                     self._put("trial_peak_bytes", event.peak_bytes)
                 self._put("inherited_ratio", event.inherited)
-                for name, value in event.values.items() if event.best else ():
+                self._best_trial.end(event)
+                best = self._best_trial.event
+                for name, value in best.values.items() if best is not None else ():
                     self._put("best_objective", value, name)
 
     def _commit(self, event: StepCommitted) -> None:

@@ -28,6 +28,7 @@ from elastix.events import (
     TrialStarted,
     TrialStarved,
 )
+from elastix.observe.best_trial import BestTrial
 from elastix.observe.console import bar, command, group_line, one_line, where
 from elastix.observe.event_text import IGNORED, plain, plain_lines
 from elastix.observe.journal import Tail
@@ -69,6 +70,11 @@ class _GroupTrial:
         return f"group  trial {self._trial}   {group_line(self._progress)}"
 
 
+def _said(best: TrialEnded) -> tuple[int, dict[str, float]]:
+    """What makes it worth saying again."""
+    return best.trial, dict(best.values)
+
+
 class TrialsConsole:
     """Shows a campaign's events as they come; the block begins and ends with the campaign.
 
@@ -107,8 +113,9 @@ class TrialsConsole:
         self._lost = self._starved = 0
         self._running: dict[int, _GroupTrial] = {}
         self._parents: dict[int, int | None] = {}
-        self._best: TrialEnded | None = None
+        self._best = BestTrial()
         self._scored: dict[int, TrialEnded] = {}
+        self._controls: dict[int, bool] = {}  # from scratch: whether it has ended
         self._best_is = "best"
         self._store: StoreMeasured | None = None
         self._inherited: list[float] = []
@@ -128,7 +135,7 @@ class TrialsConsole:
             case TrialStarted():
                 journal = self._runs / event.name / "journal.jsonl"
                 self._running[event.trial] = _GroupTrial(event.trial, journal)
-                self._now(event.trial, "")
+                self._now(event, "")
                 self._parents[event.trial] = event.parent
             case TrialLost():
                 self._running.pop(event.trial, None)
@@ -165,6 +172,7 @@ class TrialsConsole:
     def _start(self, event: CampaignStarted) -> None:
         self._known = event.known
         self._models = event.known > 0  # nobody has said what became of those
+        self._best.begin(event)
         if len(event.objectives) > 1:  # none that ended before beats it in all of them
             self._best_is = "on the front"
         goal = ", ".join(f"{mode} {name}" for name, mode in event.objectives.items())
@@ -186,7 +194,7 @@ class TrialsConsole:
 
     def _end_trial(self, event: TrialEnded) -> None:
         self._running.pop(event.trial, None)
-        self._now(event.trial, event.state)
+        self._now(event, event.state)
         if event.state == "refused":
             if self._tally["refused"] <= _TOLD_FAILURES:
                 self._tell(f"trial {event.trial} refused: {event.message}", "yellow")
@@ -203,16 +211,18 @@ class TrialsConsole:
             self._first_failure = self._first_failure or f"trial {event.trial}: {event.message}"
             if self._tally["failed"] <= _TOLD_FAILURES:
                 self._tell(f"trial {event.trial} failed: {event.message}", "red")
-        elif event.best:
-            self._best = event
-            self._tell(f"{self._best_is}  {self._describe(event)}", "green")
+        before = self._best.event
+        self._best.end(event)
+        best = self._best.event
+        if best is not None and (before is None or _said(best) != _said(before)):
+            self._tell(f"{self._best_is}  {self._describe(best)}", "green")
 
     def _end(self, event: CampaignEnded) -> None:
         if self._live is not None:
             self._live.stop()
             self._live = None
         style = _STYLES.get(event.outcome, "bold yellow")
-        idle = event.outcome == "finished" and self._known and not self._states
+        idle = event.outcome == "finished" and self._known and not (self._states or self._controls)
         told = "is finished; nothing to do" if idle else event.outcome
         self._print(f"{self._name} {told}   {self._trials('unfinished')}", style)
         if idle:
@@ -240,7 +250,7 @@ class TrialsConsole:
     def _best_at_end(self, number: int) -> Iterator[str]:
         """A control from scratch decides, if there is one; others may have better scores."""
         single = self._best_is == "best"
-        best = self._scored.get(number) if single else self._best
+        best = self._scored.get(number) if single else self._best.event
         if best is not None:
             yield f"{'' if single else 'latest '}{self._best_is}  {self._describe(best)}"
         elif number >= 0:
@@ -281,10 +291,13 @@ class TrialsConsole:
     def _done(self) -> int:
         return self._known + sum(self._tally[state] for state in _FINAL)
 
-    def _now(self, trial: int, state: str) -> None:
+    def _now(self, event: TrialStarted | TrialEnded, state: str) -> None:
         """A trial counts for its present state alone: it may pause at several rungs."""
-        self._tally[self._states.get(trial, "")] -= 1
-        self._states[trial] = state
+        if event.role != "search":
+            self._controls[event.trial] = state in _FINAL
+            return
+        self._tally[self._states.get(event.trial, "")] -= 1
+        self._states[event.trial] = state
         self._tally[state] += 1
 
     def _trials(self, under_way: str = "running") -> str:
@@ -294,6 +307,8 @@ class TrialsConsole:
         parts += [
             f"{self._tally[s]} {s}" for s in ("paused", "failed", "refused") if self._tally[s]
         ]
+        if controls := sum(self._controls.values()):
+            parts.append(f"{controls} from scratch")
         for count, what in ((self._lost, "lost"), (self._starved, "starved")):
             if count:
                 parts.append(f"{count} {what}\N{RIGHTWARDS ARROW}again")
@@ -328,8 +343,8 @@ class TrialsConsole:
             one_line(f"{self._name}   running {running}   {self._trials()}{self._size()}", "bold"),
             bar(share, self._pace()),
         ]
-        if self._best is not None:
-            rows.append(one_line(f"{self._best_is}   {self._describe(self._best)}"))
+        if (best := self._best.event) is not None:
+            rows.append(one_line(f"{self._best_is}   {self._describe(best)}"))
         lines = (group.line for group in tuple(self._running.values()))
         rows += [one_line(line) for line in islice(filter(None, lines), _GROUPS)]
         return Group(*rows, *self._latest)

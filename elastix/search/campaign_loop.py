@@ -132,7 +132,7 @@ class Loop:
         same_rungs: bool = True,
         facts: Mapping[str, Any] | None = None,
     ) -> int:
-        """Take up what the database has; the number of final trials that the gate let in.
+        """Take up what the database has; how many trials of the search are final and not refused.
 
         Args:
             same_searcher: the searcher and its space are those that wrote its state.
@@ -147,8 +147,8 @@ class Loop:
         if anew and self._selects is None:
             self._judge_anew()
         self._book.write(snapshot=self._advisers.stale, facts=facts)
-        over = (line.trial.state for line in lines if line.done is not None)
-        return sum(state is not TrialState.REFUSED for state in over)
+        searched = [line for line in lines if line.role == "search" and line.done is not None]
+        return sum(line.trial.state is not TrialState.REFUSED for line in searched)
 
     def _judge_anew(self) -> None:
         """Tell other rungs of all reports. Who is paused, and is not to be any more, goes on."""
@@ -331,11 +331,12 @@ class Loop:
                 attempt=1 + case.losses_of_workers + case.raised + trial.starved,
                 rung=case.rung,
                 name=work.name,
+                role=case.role,
             )
         self._say_started()
 
     def _say_started(self) -> None:
-        """Of those that have a worker by now. Others run, in our books, and wait for memory."""
+        """Of those that have a worker by now. Others run, in our books, and wait for one."""
         waiting = getattr(self._executor, "held_back", ())
         for number in [number for number in self._starts if number not in waiting]:
             self._emit(self._starts.pop(number))

@@ -33,7 +33,7 @@ from elastix.search.rungs import Verdict
 from elastix.search.scores import losses, merged
 from elastix.search.trial import Objectives, Trial, TrialState
 from elastix.search.trial_book import Case, TrialBook
-from elastix.search.trial_database import TrialRow
+from elastix.search.trial_database import Role, TrialRow
 
 logger = logging.getLogger(__name__)
 
@@ -295,6 +295,7 @@ class Endings:
             peak_bytes=max(ended.peak_bytes, case.trial.peak_bytes),
             base_bytes=ended.base_bytes or case.trial.base_bytes,
         )
+        best = self._is_best(case.trial, trial)
         self._book.change(case, trial)
         if ended.peak_bytes and ended.kind != EndedKind.RAISED:
             self._learn(trial)  # of one that raised nobody knows what it would have taken
@@ -303,9 +304,20 @@ class Endings:
             if case.rung is not None and len(case.results) >= case.rung:
                 self.judge(case)  # it ended at a rung: it counts there for the others
             self._advisers.drop(trial.number)
-        self._book.say(self._ended(trial, ended, message))
+        self._book.say(self._ended(trial, ended, message, best=best, role=case.role))
 
-    def _ended(self, trial: Trial, ended: Ended, message: str) -> TrialEnded:
+    def _is_best(self, before: Trial, trial: Trial) -> bool:
+        """Whether no other one is as good by now. What it had itself at a rung counts no more."""
+        if before.scored and tuple(before.losses) in self._front.losses:
+            self._front = Front()
+            for case in self._book.cases.values():
+                if case.trial.scored and case.trial.number != trial.number:
+                    self._front.add(case.trial.losses)
+        return trial.scored and self._front.add(trial.losses)
+
+    def _ended(
+        self, trial: Trial, ended: Ended, message: str, *, best: bool, role: Role
+    ) -> TrialEnded:
         names, known = self._objectives.names, trial.losses
         values = zip(names, self._objectives.values(known), strict=True) if known else ()
         return TrialEnded(
@@ -318,10 +330,11 @@ class Endings:
             lineage_epochs=trial.lineage_epochs,
             inherited=float((trial.inherited or {}).get("share", 0.0)),
             seconds=ended.finished_s - ended.started_s,
-            best=trial.scored and self._front.add(trial.losses),
+            best=best,
             message=message,
             ignored=ended.ignored,
             peak_bytes=trial.peak_bytes,
+            role=role,
         )
 
     def _learn(self, trial: Trial) -> None:

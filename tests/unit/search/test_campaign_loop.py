@@ -475,7 +475,10 @@ def test_the_best_are_run_again_from_scratch(tmp_path):
     assert [trial.suggestion.parent_number for trial in again] == [t.number for t in best]
     assert [role for role, _ in rig.works].count("rerank") == 3
     assert not {10, 11, 12} & set(rig.searcher.told)
+    for kind in (TrialStarted, TrialEnded):
+        assert {e.trial for e in rig.of(kind) if e.role == "rerank"} == {10, 11, 12}
     assert rig.run(Budget(trials=10)) == trials, "once is enough"
+    assert rig.known == 10, "controls are no trials of the budget"
 
 
 def test_those_who_are_the_best_after_more_trials_are_run_again_too(tmp_path):

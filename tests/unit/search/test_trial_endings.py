@@ -108,6 +108,25 @@ def test_the_first_of_two_that_are_as_good_is_the_best(make):
     assert [event.best for event in desk.said(TrialEnded)] == [True, False, True, False]
 
 
+def test_who_was_the_best_at_a_rung_is_compared_by_what_it_has_come_to_since(make):
+    desk = make(rungs=Asha(first=1, eta=2, last=4))
+    first, second = desk.runs(0.9, rung=1), desk.runs(0.7)
+    desk.ends(first, "paused")
+    desk.ends(second, "finished")
+    first.results[1] = {"score": 0.5}
+    desk.ends(first, "finished")
+    desk.ends(desk.runs(0.8), "finished")
+    assert [event.best for event in desk.said(TrialEnded)] == [True, False, False, True]
+
+
+def test_who_ends_as_good_as_it_was_at_a_rung_is_the_best_still(make):
+    desk = make(rungs=Asha(first=1, eta=2, last=4))
+    case = desk.runs(0.9, rung=1)
+    desk.ends(case, "paused")
+    desk.ends(case, "finished")
+    assert [event.best for event in desk.said(TrialEnded)] == [True, True]
+
+
 def test_a_lost_worker_is_no_fault_of_the_trial_until_it_was_once_too_often(make):
     desk = make(max_losses=1)
     desk.ends(desk.runs(0.5), "finished")
