@@ -124,7 +124,7 @@ class Ended:
 class Executor(Protocol):
     """Runs work on workers that stay. Used by one thread; `open` comes first, `close` last.
 
-    One that holds work back until there is memory for it has `held_back`: the numbers of that work,
+    One that takes work which does not begin at once has `held_back`: the numbers of that work,
     whose trials have not started.
     """
 

@@ -88,6 +88,7 @@ class _Given:
     ref: Any
     work: Work
     placement: Placement
+    turn: int = 0  # of all that were given out, by which it is halted, and not its trial's next run
 
 
 class Pool:
@@ -122,6 +123,7 @@ class Pool:
         self._train: Any = None
         self._handles: dict[int, _WorkerHandle] = {}
         self._next = 0
+        self._turn = 0
         self._owns_ray = False
         self._recruited_s = 0.0
         self._opened_s = 0.0
@@ -163,8 +165,9 @@ class Pool:
 
     @property
     def held_back(self) -> Collection[int]:
-        """Numbers of work that waits for memory, and that no worker has."""
-        return self._waiting.keys()
+        """Numbers of work that waits for memory, or behind other work of its worker."""
+        behind = (islice(handle.inhand, 1, None) for handle in self._handles.values())
+        return self._waiting.keys() | {given.work.number for queue in behind for given in queue}
 
     @property
     def idle_bytes(self) -> int:
@@ -186,7 +189,9 @@ class Pool:
         for placement in self._packer.place(self._depth):
             work = self._waiting.pop(placement.trial)
             handle = self._handles[placement.seat]
-            handle.inhand.append(_Given(handle.actor.run.remote(packed(work)), work, placement))
+            self._turn += 1
+            ref = handle.actor.run.remote(packed(work), self._turn)
+            handle.inhand.append(_Given(ref, work, placement, self._turn))
             if self._scaling.max_workers > 1:
                 handle.group = Tail(journal_of(work, self._store)), GroupDeaths(self._deaths)
 
@@ -217,8 +222,9 @@ class Pool:
             work = self._waiting.pop(number)
             self._turned_back.append(Ended(number=work.number, kind=EndedKind.RETURNED))
         for handle in self._handles.values():
-            if any(given.work.number == number for given in handle.inhand):
-                handle.actor.halt.remote(number)
+            for given in handle.inhand:
+                if given.work.number == number:
+                    handle.actor.halt.remote(given.turn)
 
     def close(self) -> None:
         """See Executor."""

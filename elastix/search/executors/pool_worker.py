@@ -111,15 +111,20 @@ class PoolWorker(ABC):
         host = f"groups of worker {self._number}"
         return Hello(node=node, pid=os.getpid(), host=host, kills=trial_memory.kills())
 
-    def run(self, given: bytes) -> bytes:
-        """Run a trial to its end: Work to Ended, packed. What it raises is part of the answer."""
+    def run(self, given: bytes, turn: int) -> bytes:
+        """Run a trial to its end: Work to Ended, packed. What it raises is part of the answer.
+
+        Args:
+            given: the Work.
+            turn: by which this run is halted; a later one of the trial has another.
+        """
         work: Work = pickle.loads(given)
         self._at = f"trial={work.number}"
         try:
-            return packed(self._carry_out(work, lambda: work.number in self._halted))
+            return packed(self._carry_out(work, lambda: turn in self._halted))
         finally:
             self._reports.forget()
-            self._halted.discard(work.number)
+            self._halted.discard(turn)
             self._at = "idle"
 
     @abstractmethod
@@ -142,9 +147,9 @@ class PoolWorker(ABC):
         leave()
 
     @ray.method(concurrency_group="control")
-    def halt(self, number: int) -> None:
-        """End a trial soon."""
-        self._halted.add(number)
+    def halt(self, turn: int) -> None:
+        """End a run soon. If it is over already, the trial's next one is left alone."""
+        self._halted.add(turn)
 
 
 class LoneWorker(PoolWorker):

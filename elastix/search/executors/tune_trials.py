@@ -198,6 +198,7 @@ class _Queue(Searcher):
         return Searcher, ("elastix_seq", "max")
 
     def put(self, work: Work) -> None:
+        self.halted.discard(work.number)  # it was meant for a run that had just ended
         self._waiting.put(work)
 
     def finish(self) -> None:

@@ -48,6 +48,19 @@ def test_a_trial_that_waits_for_memory_is_held_back():
     assert list(pool.held_back) == [8]
 
 
+def test_a_trial_that_is_queued_behind_another_has_not_started():
+    """Its worker may die before, and others have it then: it is never said to run meanwhile."""
+    pool = Pool()
+    pool._usual_s = 0.01  # short work is queued
+    said = Hello(node="n", pid=1, host="n", idle_bytes=1, capacity_bytes=1000)
+    pool._handles[0] = _WorkerHandle(0, Deaf(), "greeting", hello=said)
+    pool._packer.enter(0, "n", idle=1, capacity=1000)
+    for number in (7, 8):
+        pool.submit(Work(number=number, name=f"a-{number:05d}", config={}, seed=2))
+    assert [one.work.number for one in pool._handles[0].inhand] == [7, 8]
+    assert list(pool.held_back) == [8]
+
+
 class Deaf:
     """An actor that says nothing."""
 

@@ -90,7 +90,7 @@ def test_whatever_a_train_function_raises_is_the_end_of_its_trial_and_not_of_the
         raise odd
 
     worker = LoneWorker(0, cloudpickle.dumps(train), 1)
-    sent = worker.run(packed(Work(number=7, name="a-00007", config={}, seed=2)))
+    sent = worker.run(packed(Work(number=7, name="a-00007", config={}, seed=2)), 1)
     ended: Ended = pickle.loads(sent)
     assert (ended.number, ended.kind) == (7, EndedKind.RAISED)
     assert type(odd).__name__ in ended.summary
@@ -111,9 +111,22 @@ def test_an_error_that_cannot_be_made_again_from_its_text_travels_as_text() -> N
 
     worker = LoneWorker(0, cloudpickle.dumps(None), 1)
     worker._unpickled = train
-    ended: Ended = pickle.loads(worker.run(packed(Work(number=7, name="a", config={}, seed=2))))
+    ended: Ended = pickle.loads(worker.run(packed(Work(number=7, name="a", config={}, seed=2)), 1))
     assert (ended.kind, ended.error) == (EndedKind.RAISED, None)
     assert ended.summary == "Wanting: width cannot be 0"
+
+
+def test_a_halt_that_comes_too_late_is_not_for_the_next_run_of_the_trial() -> None:
+    def train(ctx: Any) -> None:
+        ctx.report(m=1.0)
+
+    worker = LoneWorker(0, cloudpickle.dumps(train), 1)
+    work = packed(Work(number=7, name="a", config={}, seed=2))
+    kinds = []
+    for turn, late in [(1, 1), (2, 1), (3, 4), (4, 4)]:  # the last one is halted while it is queued
+        kinds.append(pickle.loads(worker.run(work, turn)).kind)
+        worker.halt(late)
+    assert kinds == [EndedKind.FINISHED] * 3 + [EndedKind.HALTED]
 
 
 def test_what_work_has_reported_is_told_once_it_is_over_by_its_end_alone() -> None:
@@ -127,7 +140,8 @@ def test_what_work_has_reported_is_told_once_it_is_over_by_its_end_alone() -> No
     worker = LoneWorker(0, cloudpickle.dumps(None), 1)
     worker._unpickled = train
     for number, m in ((7, 1), (8, 2)):
-        sent = worker.run(packed(Work(number=number, name=f"a-{number}", config={"m": m}, seed=2)))
+        work = Work(number=number, name=f"a-{number}", config={"m": m}, seed=2)
+        sent = worker.run(packed(work), number)
         ended: Ended = pickle.loads(sent)
         assert (ended.kind, ended.results) == (EndedKind.FINISHED, {0: {"m": m}}), ended.traceback
         assert worker.reports(0) == (m, [])
