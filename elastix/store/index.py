@@ -192,6 +192,10 @@ def _entry(number: int, score: float | None, paths: bytes, ids: bytes, ref: byte
     return Candidate(number, score, paths, ids, ref)
 
 
+class Unfilled(sqlite3.DatabaseError):
+    """Nothing is in it: whoever makes it has just begun, or was killed then."""
+
+
 class Index:
     """The rows, and what changes them. Not thread safe."""
 
@@ -205,6 +209,7 @@ class Index:
 
         Raises:
             sqlite3.DatabaseError: it is no index, or one of another schema.
+            Unfilled: it is no index yet.
             TooNew: a later elastix made it.
         """
         fresh = path is None or not path.exists()
@@ -247,7 +252,9 @@ class Index:
                 "while nobody uses the store: it is made anew from the packs."
             )
         elif version != SCHEMA:
-            raise sqlite3.DatabaseError(f"schema {version}, not {SCHEMA}")
+            made = self.sql.execute("SELECT 1 FROM sqlite_master").fetchone() is not None
+            kind = sqlite3.DatabaseError if version or made else Unfilled
+            raise kind(f"schema {version}, not {SCHEMA}")
 
     def forget_cached(self) -> None:
         """After a rollback: ids handed out in it are void."""

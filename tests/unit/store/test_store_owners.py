@@ -147,6 +147,21 @@ def test_gc_leaves_what_its_index_has_not_read(tmp_path: Path) -> None:
         assert same(store.get(ref), small(1))
 
 
+def test_a_reader_of_a_store_that_is_just_being_made_is_told_of_no_damage(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with Store(tmp_path) as store:
+        ref = store.put(small(0))
+    for file in tmp_path.glob("index.sqlite*"):
+        file.unlink()
+    with sqlite3.connect(tmp_path / "index.sqlite") as begun:
+        begun.execute("PRAGMA journal_mode=WAL")  # and no table yet
+    begun.close()
+    with Store(tmp_path, read_only=True) as reader:
+        assert same(reader.get(ref), small(0))
+    assert not caplog.records
+
+
 def test_two_indexes_are_not_used_at_once(tmp_path: Path) -> None:
     with Store(tmp_path / "store", index=tmp_path / "a") as one:
         one.put(small(1))
