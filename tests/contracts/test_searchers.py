@@ -511,3 +511,17 @@ def test_libraries_are_imported_when_asked_for():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"n_trials": 3}, "unexpected keyword argument 'n_trials'. Nothing"),
+        ({"multivariate": False, "group": True}, "``multivariate`` is enabled. Nothing"),
+        ({"seed": 3}, r"RunConfig\(seed="),
+    ],
+)
+def test_options_that_optuna_does_not_take_are_refused_at_once(options, told):
+    """They came to light when it was asked for the first time, as an error of Python's."""
+    with pytest.raises(ConfigError, match=told):
+        elastix.Optuna(**options)

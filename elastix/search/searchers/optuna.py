@@ -3,6 +3,7 @@
 This file and search/optuna_journal.py alone import optuna.
 """
 
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
@@ -21,7 +22,8 @@ from optuna.distributions import (
 from optuna.samplers import TPESampler
 from optuna.trial import TrialState as State
 
-from elastix.arguments import checked
+from elastix.arguments import checked, require
+from elastix.errors import ConfigError
 from elastix.search.config_values import Parameter, Values, active, plain
 from elastix.search.searchers.search_history import HistoryOnceStarted, SearchHistory
 from elastix.search.space import Space
@@ -81,7 +83,10 @@ class Optuna:
 
     Args:
         options: arguments of TPESampler. Pending points count as bad ones, unless you pass
-            constant_liar=False.
+            constant_liar=False. The seed is the campaign's.
+
+    Raises:
+        ConfigError: TPESampler does not take the options.
     """
 
     history = HistoryOnceStarted()
@@ -94,6 +99,20 @@ class Optuna:
 
     def __init__(self, **options: Any) -> None:  # noqa: ANN401 - Optuna's own
         self.options = {"constant_liar": True, **options}
+        try:
+            with warnings.catch_warnings():  # "experimental": that is told when it is used
+                warnings.simplefilter("ignore")
+                TPESampler(**{"seed": 0, **self.options})
+        except (TypeError, ValueError) as error:
+            raise ConfigError(
+                f"Optuna's TPESampler does not take {options}: {str(error).rstrip('.')}. Nothing "
+                "was started."
+            ) from error
+        require(
+            "seed" not in options,
+            f"seed={options.get('seed')!r}: proposals go by the campaign's seed. Nothing was "
+            "started. Give RunConfig(seed=...).",
+        )
 
     def start(
         self, space: Space | ConfigurationSpace, *, objectives: int = 1, seed: int = 0
