@@ -9,6 +9,7 @@ lost, nobody would have the State that the journal told of.
 import threading
 from collections import deque
 from collections.abc import Callable
+from itertools import takewhile
 
 from elastix.events import Event
 
@@ -97,9 +98,10 @@ class ReplicatedEvents:
 
     def _send_rest(self) -> None:
         held = self._held()
-        for sequence, operation, event in self._unconfirmed:
+        # From the end: a worker that makes no steps has nothing confirmed, and keeps them all.
+        unsent = takewhile(lambda kept: kept[0] > self._sent, reversed(self._unconfirmed))
+        for sequence, operation, event in reversed([*unsent]):
             if operation > held:
                 return
-            if sequence > self._sent:
-                self._send(event, sequence)
-                self._sent = sequence
+            self._send(event, sequence)
+            self._sent = sequence
