@@ -37,6 +37,7 @@ from elastix.search.executors.serial import Local
 from elastix.search.results import Best, Results
 from elastix.search.trial import Objectives, Suggestion, Trial, TrialState
 from elastix.state import Ref
+from elastix.store import Store
 
 SPACE = ConfigurationSpace({"x": (0.0, 1.0)})
 LOGGER = logging.getLogger(__name__)
@@ -1002,3 +1003,26 @@ def test_a_schedule_whose_beginning_was_removed_is_not_told():
 def test_a_metric_without_a_name_is_refused(tmp_path, metric):
     with pytest.raises(elastix.ConfigError, match="metric="):
         search(tmp_path, print, metric=metric)
+
+
+def test_the_tag_names_the_best_model_also_where_a_better_trial_has_left_none(tmp_path):
+    """As one that `Median` has stopped."""
+
+    def train(ctx):
+        if ctx.config["leaves"]:
+            ctx.prepare(torch.nn.Linear(1, 1))
+        ctx.report(score=0.0 if ctx.config["leaves"] else 1.0)
+
+    results = elastix.Campaign(
+        train,
+        space=ConfigurationSpace({"leaves": [True, False]}),
+        searcher=elastix.Random(),
+        metric="score",
+        budget=elastix.Budget(trials=2),
+        run=elastix.RunConfig(name="odd", store=str(tmp_path)),
+        executor=Local(),
+        quiet=True,
+    ).run()
+    assert results.best.ref is None
+    with Store(tmp_path, read_only=True) as store:
+        assert store.tags() == {"odd/best": results.top()[1].ref}
