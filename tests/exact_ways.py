@@ -7,7 +7,7 @@ from torch.nn.utils import parametrizations
 from torch.utils.checkpoint import checkpoint
 
 import elastix
-from tests.trainables import Tied, Unused, samples
+from tests.trainables import Tied, Unused, accuracy, samples
 
 
 def net():
@@ -316,6 +316,31 @@ def passing_buffers(ctx):
         model.temperature.mul_(0.9)
 
 
+class Observed(nn.Module):
+    """It keeps the range of what it is given, in eval mode too, as for quantization."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = net()
+        self.register_buffer("largest", torch.zeros(()))
+
+    def forward(self, x):
+        self.largest = torch.maximum(self.largest * 0.99, x.abs().max())
+        return self.inner(x / self.largest)
+
+
+def observed_in_evaluation(ctx):
+    """Each worker evaluates other batches, and would observe those alone."""
+    model = Observed()
+    model, optimizer = ctx.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    for step in steps(ctx):
+        for x, y in step:
+            F.cross_entropy(model(x), y).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        ctx.evaluate(accuracy, samples(20), batch_size=6)
+
+
 def sharpness_aware(ctx):
     """SAM: the gradient of each slice is that beside the parameters, uphill."""
     model = net()
@@ -413,6 +438,7 @@ WORK = {
         noise_past_the_counters,
         buffers_changed_between_steps,
         passing_buffers,
+        observed_in_evaluation,
         sharpness_aware,
         warmed_up,
         moved_after_steps,

@@ -207,7 +207,8 @@ class _Replica:
         microbatch: int | None = None,
     ) -> dict[str, float]:
         given = (self.tracked.model, metric, dataset, batch_size, collate, self.device)
-        work = ExactEvaluation(*given, None, microbatch, seed=self.seed)
+        modules = self.tracked.every_module
+        work = ExactEvaluation(*given, None, microbatch, seed=self.seed, modules=modules)
         alone: Any = SimpleNamespace(rank=0, size=1)
         return work.means(work.payload(alone))
 

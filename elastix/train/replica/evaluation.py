@@ -1,7 +1,7 @@
 """Metrics over a dataset that the group shares out: an operation without buckets. No Ray."""
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from functools import wraps
 from typing import Any, Protocol
@@ -17,7 +17,7 @@ from elastix.comm.protocol.operation import RoundAlone
 from elastix.data.random_numbers import seed_at, seed_generators
 from elastix.data.source import Collate, to_device
 from elastix.errors import ConfigError
-from elastix.sharding import let_go_of_gathered
+from elastix.sharding import let_go_of_gathered, local
 from elastix.state import RandomState
 from elastix.train.replica import refusals
 
@@ -266,16 +266,23 @@ class ExactEvaluation(Evaluation):
     """The same to the last bit for any number of members.
 
     What is shared out are whole batches, which are the same whoever evaluates them, the random
-    numbers that are drawn for them too. The round carries the sums of each, as no other member adds
+    numbers that are drawn for them too; what a batch has moved in buffers is put back after it. The
+    round carries the sums of each, as no other member adds
     anything to them, and all add them up in one order. A member that is several processes adds
     up their parts of each before the round: so it is the same for any number of members of one
     mesh.
     """
 
-    def __init__(self, *given: Any, seed: int) -> None:  # noqa: ANN401
-        """`seed` of what is drawn; the rest as Evaluation takes it."""
+    def __init__(
+        self,
+        *given: Any,  # noqa: ANN401
+        seed: int,
+        modules: Collection[torch.nn.Module] = (),
+    ) -> None:
+        """`seed` of what is drawn; `modules` that the metric may use; the rest as Evaluation's."""
         super().__init__(*given)
         self._seed = seed
+        self._modules = modules or (self._model,)
 
     def payload(self, group: Group) -> torch.Tensor:
         """A row for each batch of the dataset; those of other members are zeros."""
@@ -309,6 +316,10 @@ class ExactEvaluation(Evaluation):
     def _of_batches(self) -> int:
         """How many there are."""
         return -(-len(self._dataset) // self._batch_size)  # type: ignore[arg-type]
+
+    def _batch(self, where: range) -> torch.Tensor:
+        with buffers_kept(self._modules):
+            return super()._batch(where)
 
     def means(self, result: torch.Tensor) -> dict[str, float]:
         """By name, from the sums of all batches."""
@@ -356,3 +367,25 @@ def evaluating(model: torch.nn.Module) -> Iterator[None]:
     finally:
         for module, mode in modes.items():
             module.training = mode
+
+
+@contextmanager
+def buffers_kept(modules: Collection[torch.nn.Module]) -> Iterator[None]:
+    """Within, buffers may change; afterwards they are what they were before.
+
+    Observers of quantization, say, look at what they are given in eval mode too.
+    """
+    parts = {id(part): part for module in modules for part in module.modules()}.values()
+    held = [
+        (part._buffers, name, buffer, local(buffer).clone())
+        for part in parts
+        for name, buffer in part._buffers.items()
+        if buffer is not None and not buffer.is_inference()
+    ]
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for buffers, name, buffer, values in held:
+                buffers[name] = buffer
+                local(buffer).copy_(values)

@@ -90,7 +90,9 @@ class GroupCalls:
         metric = self._steps.metrics.watched(metric)
         model, seed = self._tracked.model, self._settings.seed
         given = (model, metric, dataset, batch_size, collate, self._device, mates, microbatch)
-        work = ExactEvaluation(*given, seed=seed) if self._settings.exact else Evaluation(*given)
+        work = Evaluation(*given)
+        if self._settings.exact:
+            work = ExactEvaluation(*given, seed=seed, modules=self._tracked.every_module)
         self._copies.finish()
         self._phase("evaluate", self._steps.step)
         piped = mates is not None and mates.piped

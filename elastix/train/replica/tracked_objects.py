@@ -78,6 +78,12 @@ class TrackedObjects:
         return self.modules[""]
 
     @property
+    def every_module(self) -> list[torch.nn.Module]:
+        """The prepared ones, and those that were tracked, as averages of weights are."""
+        tracked = (o for o in self.others.values() if isinstance(o, torch.nn.Module))
+        return [*self.modules.values(), *tracked]
+
+    @property
     def passes(self) -> float:
         """Over the data of the first loader, or of the one that the State knows of; 0 without."""
         if self.loaders:

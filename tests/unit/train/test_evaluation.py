@@ -72,3 +72,35 @@ def test_a_place_without_a_sample_runs_no_more_of_them_than_the_others(kind, ran
     work.payload(SimpleNamespace(rank=rank, size=3))
     work.imitate(None)
     assert max(seen) <= 64 // 8
+
+
+class Observed(torch.nn.Module):
+    """It looks at what it is given in eval mode too, as observers of quantization do."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("largest", torch.zeros(()))
+        self.register_buffer("seen", torch.zeros(()))
+
+    def forward(self, x):
+        self.largest = torch.maximum(self.largest, x.max())
+        self.seen += len(x)
+        return x * self.largest + self.seen
+
+
+def test_what_batches_move_in_buffers_is_the_same_for_any_number_of_members():
+    found = []
+    for size in (1, 2):
+        model, average = Observed(), Observed()
+        buffers = dict(model.named_buffers())
+
+        def metric(model, x, average=average):
+            return (model(x.float()) + average(x.float())).mean()
+
+        given = model, metric, list(range(12)), 2, torch.tensor, torch.device("cpu")
+        work = ExactEvaluation(*given, seed=0, modules=[model, average])
+        parts = [work.payload(SimpleNamespace(rank=rank, size=size)) for rank in range(size)]
+        found.append(work.means(sum(parts)))
+        assert not any(buffer.any() for buffer in (*model.buffers(), *average.buffers()))
+        assert all(buffer is buffers[name] for name, buffer in model.named_buffers())
+    assert found[0] == found[1]
