@@ -341,6 +341,28 @@ def observed_in_evaluation(ctx):
         ctx.evaluate(accuracy, samples(20), batch_size=6)
 
 
+def models_of_no_state(ctx):
+    """An attack on each slice has an optimizer of its own, and so has a probe of the model."""
+    model, probe = net(), nn.Linear(10, 10)
+    model, optimizer = ctx.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    probing = torch.optim.SGD(probe.parameters(), lr=0.1, momentum=0.9)
+    data = torch.utils.data.DataLoader(samples(16), batch_size=16)
+    for step in steps(ctx):
+        for x, y in step:
+            shift = torch.zeros_like(x, requires_grad=True)
+            attack = torch.optim.Adam([shift], lr=0.01, maximize=True)
+            for _ in range(2):
+                shift.grad = torch.autograd.grad(F.cross_entropy(model(x + shift), y), shift)[0]
+                attack.step()
+            F.cross_entropy(model(x + shift.detach()), y).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        for x, y in data:
+            probing.zero_grad()
+            F.cross_entropy(probe(model(x).detach()), y).backward()
+            probing.step()
+
+
 def sharpness_aware(ctx):
     """SAM: the gradient of each slice is that beside the parameters, uphill."""
     model = net()
@@ -439,6 +461,7 @@ WORK = {
         buffers_changed_between_steps,
         passing_buffers,
         observed_in_evaluation,
+        models_of_no_state,
         sharpness_aware,
         warmed_up,
         moved_after_steps,
@@ -594,7 +617,24 @@ def hooked_late(ctx):
         optimizer.zero_grad()
 
 
+def forgotten_critic(ctx):
+    """It is trained by each worker for itself, and the generator by all of them."""
+    maker, critic = nn.Linear(16, 64), nn.Linear(64, 1)
+    one = torch.optim.Adam(maker.parameters(), lr=1e-2)
+    other = torch.optim.SGD(critic.parameters(), lr=0.1)
+    ctx.prepare(maker, one)
+    for step in steps(ctx):
+        for x, _ in step:
+            made = maker(torch.randn(len(x), 16))
+            (critic(made.detach()) - critic(x.flatten(1))).mean().backward()
+            (-critic(made)).mean().backward()
+        for optimizer in (one, other):
+            optimizer.step()
+            optimizer.zero_grad()
+
+
 REFUSED = {
+    forgotten_critic: "whose parameters were not given to ctx.prepare",
     hooked_late: "a hook that was registered on them",
     checkpointing_later: "checkpoint from the first step on",
     zeroed_in_every_other_step: "begins with the gradients of the step before",

@@ -9,7 +9,7 @@ from elastix.observe import journal
 from elastix.testing.chaos import Kill, with_kills
 from elastix.testing.local import run_local
 from tests.chaos.test_exact import final
-from tests.exact_ways import REFUSED, SELDOM, WORK, Way
+from tests.exact_ways import REFUSED, SELDOM, WORK, Way, forgotten_critic
 
 WAYS = [pytest.param(name, marks=[pytest.mark.slow] if name in SELDOM else []) for name in WORK]
 
@@ -49,7 +49,8 @@ def test_what_cannot_be_exact_is_refused(tmp_path, way):
         run_local(Way(way.__name__), 2, directory=tmp_path, exact=True)
     assert REFUSED[way] in str(raised.value)
     steps = [e for e in journal.read(tmp_path / "journal.jsonl") if isinstance(e, StepCommitted)]
-    assert len(steps) <= 1
+    later = way is forgotten_critic  # what it is shows in the step after its first
+    assert len(steps) <= 1 + later
 
 
 @pytest.mark.parametrize("way", ["passing_buffers", "warmed_up"])

@@ -287,6 +287,7 @@ class Member:
         live.before_step = self._before_optimizer
         live.after_step = self._steps.rewind.after_optimizer
         live.before_held_step = self._steps.rewind.before_held_optimizer
+        live.before_unprepared_step = self._steps.look_if_prepared
         had_gradients = live.prepare(objects, self.device)
         event = self._inheritance.prepared(live)
         if event is not None:

@@ -31,7 +31,7 @@ from elastix.events import SamplesLeftOut, StepCommitted, StepVoided
 from elastix.sharding import let_go_of_gathered
 from elastix.train.checkpoint.comparison import compare_kinds, diverged
 from elastix.train.control.messages import Diverged
-from elastix.train.replica import plain_loaders, refusals
+from elastix.train.replica import plain_loaders, refusals, unprepared_optimizers
 from elastix.train.replica.draw_comparison import Drawn, alike, drawn, parted
 from elastix.train.replica.evaluation import MetricsUnderWay
 from elastix.train.replica.exactness import AnyPlaces, RandomPlaces
@@ -48,6 +48,7 @@ from elastix.train.replica.rewind import Rewind
 from elastix.train.replica.rounds import Regroup, RollCall, told
 from elastix.train.replica.sliced_step import Slices
 from elastix.train.replica.step_checks import StepChecks
+from elastix.train.replica.unprepared_optimizers import UnpreparedOptimizers
 from elastix.train.replica.vote import StepVerdict, Vote
 
 logger = logging.getLogger(__name__)
@@ -118,6 +119,8 @@ class StepCommits:
         self._doubted = False  # what a step was about, and it was said
         self._faulty, self._faults = -1, 0  # the last step that was, for who is alone; how often
         self._plain = plain_loaders.PlainLoaders()
+        self._unprepared = UnpreparedOptimizers(self._computes_batch)
+        self._told_unprepared = False
         self._told_alike = False
 
     def prepared(self, reducer: Reducer) -> None:
@@ -174,6 +177,26 @@ class StepCommits:
             if torch._C._current_graph_task_id() < 0:  # not in a hook of a backward pass
                 self._reducer.check()  # if one was left by an exception, that is why
             raise refusals.not_averaged()
+
+    def look_if_prepared(self, optimizer: torch.optim.Optimizer) -> None:
+        """Of an optimizer that is no part of the State, before it takes a step.
+
+        Raises:
+            ConfigError: it trains by slices, and which these are depends on who computes what.
+        """
+        if self._settings.alone or self._thread != threading.get_ident():
+            return
+        if not self._unprepared.look(optimizer, self.step):
+            return
+        if self._settings.exact:
+            raise unprepared_optimizers.refused(optimizer)
+        if not self._told_unprepared and self._driver.rank == 0:
+            logger.warning(unprepared_optimizers.UNPREPARED, type(optimizer).__name__)
+        self._told_unprepared = True
+
+    def _computes_batch(self) -> bool:
+        """Whether a gradient that comes now is of a batch of the group."""
+        return self.slices.under_way if self._settings.exact else self._draws
 
     @property
     def _draws(self) -> bool:

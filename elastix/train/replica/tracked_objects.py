@@ -54,6 +54,7 @@ class TrackedObjects:
             step has a closure; may raise.
         after_step: called after that.
         before_held_step: the same, with one that another of these objects holds.
+        before_unprepared_step: called with one that is no part of this; may raise.
     """
 
     def __init__(self) -> None:
@@ -67,6 +68,7 @@ class TrackedObjects:
         self.before_step: Callable[[torch.optim.Optimizer, bool], None] = lambda *_: None
         self.after_step: Callable[[], None] = lambda: None
         self.before_held_step: Callable[[torch.optim.Optimizer, bool], None] = lambda *_: None
+        self.before_unprepared_step: Callable[[torch.optim.Optimizer], None] = lambda _: None
         self._outer: torch.optim.Optimizer | None = None
         self._groups: dict[torch.optim.Optimizer, int] = {}  # how many each was given with
         self._unclaimed = State({})
@@ -495,6 +497,7 @@ def _watch_optimizers(live: TrackedObjects) -> None:
         elif any(optimizer is one for other in alive.others.values() for one in _held(other)):
             alive.before_held_step(optimizer, closure)
         else:
+            alive.before_unprepared_step(optimizer)
             return None
         let_go = partial(_let_go_if_void, reference, weakref.ref(optimizer))
         let_go()
