@@ -617,6 +617,20 @@ def hooked_late(ctx):
         optimizer.zero_grad()
 
 
+def scheduled_by_slices(ctx):
+    """A worker has as many as fall to it, and computes some of them again."""
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.99)
+    model, optimizer, schedule = ctx.prepare(model, optimizer, schedule)
+    for step in steps(ctx):
+        for x, y in step:
+            F.cross_entropy(model(x), y).backward()
+            schedule.step()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
 def forgotten_critic(ctx):
     """It is trained by each worker for itself, and the generator by all of them."""
     maker, critic = nn.Linear(16, 64), nn.Linear(64, 1)
@@ -634,6 +648,7 @@ def forgotten_critic(ctx):
 
 
 REFUSED = {
+    scheduled_by_slices: "optimizer, which was prepared or tracked, was changed",
     forgotten_critic: "whose parameters were not given to ctx.prepare",
     hooked_late: "a hook that was registered on them",
     checkpointing_later: "checkpoint from the first step on",

@@ -26,48 +26,23 @@ Not here: buffers (comm.gradients.buffer_bucket) and samples (data.loader).
 """
 
 import copy
-import zlib
-from collections import deque
-from collections.abc import Iterable, Mapping, Sized
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
 from itertools import zip_longest
 from typing import Any
 
-import numpy as np
 import torch
 
-from elastix.state import Stateful, raw_bytes, sample_of
-
-_FEW = 64
-"""Elements of a list, a tuple or a tensor that is copied in every step."""
-_MANY = 4096
-"""Entries of a table, of tensors mostly, or plain elements of anything, that are gone through."""
-_MANY_BYTES = 1 << 20
-"""Of an array that is looked at whole for whether it has changed."""
-_LOOKED_AT = 8
-"""Large tensors of an object, of which some elements are kept: an average moves all of them."""
-_PLAIN = (int, float, complex, str, bytes, np.generic)
-_ROWS = (list, tuple, deque, set, frozenset)
-
-
-@dataclass(frozen=True)
-class _Mark:
-    """In place of what is dear to copy: what shows whether it has changed."""
-
-    of: tuple[Any, ...]
-
-
-@dataclass(frozen=True)
-class _Outline:
-    """Of one object.
-
-    Attributes:
-        of: a copy with marks, or marks alone.
-        samples: of some of what is marked, tensors and a few elements of each.
-    """
-
-    of: Any
-    samples: list[tuple[torch.Tensor, torch.Tensor]]
+from elastix.state import Stateful, sample_of
+from elastix.train.replica.outlines import (
+    Mark,
+    Outline,
+    mark,
+    marks,
+    outline_of,
+    same,
+    small,
+    tensors_of,
+)
 
 
 class Rewind:
@@ -83,7 +58,7 @@ class Rewind:
     def __init__(self) -> None:
         self.due = self.marked = self.first = False
         self._kept: dict[str, Any] = {}
-        self._outlines: dict[str, _Outline] = {}
+        self._outlines: dict[str, Outline] = {}
         self._tensors: list[tuple[torch.Tensor, torch.Tensor]] = []  # and what was in them
         self._states: list[tuple[torch.optim.Optimizer, dict[Any, Any]]] = []
         self._tables: list[tuple[dict[Any, Any] | list[Any], Any]] = []  # and what was in them
@@ -152,20 +127,20 @@ class Rewind:
     def _moved(self) -> bool:
         """Whether the loop itself has changed parameters since they were looked at."""
         if self._copies:
-            return not all(_same(parameter, value) for parameter, value in self._copies)
+            return not all(same(parameter, value) for parameter, value in self._copies)
         if self._versions != [parameter._version for parameter in self._parameters]:
             return True
-        return not all(_same(sample_of(parameter), sample) for parameter, sample in self._samples)
+        return not all(same(sample_of(parameter), sample) for parameter, sample in self._samples)
 
     def keep(self, others: Mapping[str, Stateful]) -> None:
         """Remember `others` as they are: optimizers but for their tensors, the rest whole."""
         for name, other in others.items():
-            if (state := _small(name, other)) is not None:
+            if (state := small(name, other)) is not None:
                 self._kept[name] = copy.deepcopy(state)
 
     def outline(self, others: Mapping[str, Stateful]) -> None:
         """A step begins: remember what is cheap to copy of what `keep` copies."""
-        self._outlines = {name: _outline_of(name, other) for name, other in others.items()}
+        self._outlines = {name: outline_of(name, other) for name, other in others.items()}
 
     def fill_in(self, others: Mapping[str, Stateful]) -> str | None:
         """The step since `outline` is void: remember the rest.
@@ -174,18 +149,18 @@ class Rewind:
             The name of one that has changed since, in what was not copied; None if there is none.
         """
         for name, other in others.items():
-            if (state := _small(name, other)) is None:
+            if (state := small(name, other)) is None:
                 continue
             outline = self._outlines.get(name)
             try:
                 if outline is None:  # it came within the step
                     self._kept[name] = copy.deepcopy(state)
                     continue
-                if not all(_same(sample_of(large), sample) for large, sample in outline.samples):
+                if not all(same(sample_of(large), sample) for large, sample in outline.samples):
                     return name
                 if isinstance(other, torch.nn.Module):
-                    marks = _marks(_tensors_of(other))
-                    self._kept[name] = _unless_changed(outline.of, marks, state)
+                    now = marks(tensors_of(other))
+                    self._kept[name] = _unless_changed(outline.of, now, state)
                 else:
                     self._kept[name] = _filled(outline.of, state)
             except _Changed:
@@ -224,7 +199,7 @@ class Rewind:
         """
         kept, again = self._tensors, self._again
         self.forget_tensors()
-        return again and not all(_same(tensor, value) for tensor, value in kept)
+        return again and not all(same(tensor, value) for tensor, value in kept)
 
     def forget_tensors(self) -> None:
         """A State has come: a step that is done again begins with what that has."""
@@ -280,90 +255,7 @@ class _Changed(Exception):
     """And was not copied before that."""
 
 
-def _small(name: str, other: Stateful) -> Any:  # noqa: ANN401 - as the object has it
-    """What is put back of an object; None for nothing."""
-    if name == "rng":  # what is done again may be done with other random numbers
-        return None
-    if isinstance(other, torch.optim.Optimizer):
-        return [
-            {key: value for key, value in group.items() if key != "params"}
-            for group in other.param_groups
-        ]
-    return other.state_dict()
-
-
-def _outline_of(name: str, other: Stateful) -> _Outline:
-    large: list[torch.Tensor] = []
-    if isinstance(other, torch.nn.Module):  # its state would take longer
-        tensors = _tensors_of(other)
-        of: Any = _marks(tensors)
-        large = [tensor for tensor in tensors if tensor.numel()]
-    else:
-        of = _outline(_small(name, other), large)
-    chosen = large[:: max(1, -(-len(large) // _LOOKED_AT))]
-    return _Outline(of, [(tensor, sample_of(tensor)) for tensor in chosen])
-
-
-def _outline(value: Any, large: list[torch.Tensor]) -> Any:  # noqa: ANN401 - any part of a state
-    """A copy, with marks in place of what is dear to copy.
-
-    Args:
-        value: of which.
-        large: is given the tensors that are marked.
-    """
-    if value is None or isinstance(value, _PLAIN):
-        return value
-    if isinstance(value, torch.Tensor):
-        if value.numel() <= _FEW:
-            return value.detach().clone()
-        if value.layout is torch.strided:
-            large.append(value)
-        return _mark(value)
-    if isinstance(value, np.ndarray):
-        return copy.deepcopy(value) if value.size <= _MANY else _mark(value)
-    if isinstance(value, tuple) and all(isinstance(part, _PLAIN) for part in value):
-        return value
-    if isinstance(value, set | frozenset | deque) and len(value) <= _FEW:
-        return copy.copy(value)
-    if _is_row_of(_PLAIN, value):
-        return copy.copy(value)
-    if isinstance(value, dict) and len(value) <= _MANY:
-        return {key: _outline(part, large) for key, part in value.items()}
-    few = type(value) in (list, tuple) and len(value) <= _FEW
-    if few or (type(value) in (list, tuple) and _is_row_of(torch.Tensor, value)):
-        return type(value)(_outline(part, large) for part in value)
-    return _mark(value)
-
-
-def _is_row_of(kind: Any, value: Any) -> bool:  # noqa: ANN401 - any part of a state
-    """Whether it is, say, the last thousand losses, or the average of each parameter."""
-    fits = type(value) in _ROWS and len(value) <= _MANY
-    return fits and all(isinstance(part, kind) for part in value)
-
-
-def _tensors_of(module: torch.nn.Module) -> list[torch.Tensor]:
-    return [*module.parameters(), *module.buffers()]
-
-
-def _marks(tensors: Iterable[torch.Tensor]) -> _Mark:
-    return _Mark(tuple(map(_mark, tensors)))
-
-
-def _mark(value: Any) -> _Mark:  # noqa: ANN401 - any part of a state
-    if isinstance(value, torch.Tensor):
-        place = value.data_ptr() if value.layout is torch.strided else 0
-        return _Mark((place, value._version, value.shape))
-    if isinstance(value, np.ndarray) and value.nbytes <= _MANY_BYTES and not value.dtype.hasobject:
-        return _Mark((value.dtype, value.shape, zlib.crc32(value.tobytes())))
-    return _Mark((type(value), len(value) if isinstance(value, Sized) else 0))
-
-
-def _same(tensor: torch.Tensor, other: torch.Tensor) -> bool:
-    """To the last bit."""
-    return torch.equal(raw_bytes(tensor), raw_bytes(other))
-
-
-def _unless_changed(before: _Mark, now: _Mark, value: Any) -> Any:  # noqa: ANN401 - any state
+def _unless_changed(before: Mark, now: Mark, value: Any) -> Any:  # noqa: ANN401 - any state
     if before != now:
         raise _Changed
     return copy.deepcopy(value)
@@ -375,8 +267,8 @@ def _filled(outline: Any, value: Any) -> Any:  # noqa: ANN401 - any part of a st
     Raises:
         _Changed: it cannot be told any more.
     """
-    if isinstance(outline, _Mark):
-        return _unless_changed(outline, _mark(value), value)
+    if isinstance(outline, Mark):
+        return _unless_changed(outline, mark(value), value)
     if isinstance(outline, dict):
         now = value if isinstance(value, dict) else {}
         made = copy.copy(now)  # its class, and what that has beside its entries

@@ -45,11 +45,12 @@ class Slices:
         again: says which slices are computed more than once.
         phase: told of each slice.
         begins: called before the first.
+        ends: called when all that are known of are computed; may raise.
 
     Attributes:
         step: the one in hand; None between steps, and in those of other loaders.
         samples: what this worker had of the last step, if that was one of slices; else None.
-        random, again, begins: see above.
+        random, again, begins, ends: see above.
         mates: the other processes of this worker; None if it is one.
     """
 
@@ -61,8 +62,9 @@ class Slices:
         again: Recomputation,
         phase: Callable[[str, int], None],
         begins: Callable[[], None],
+        ends: Callable[[], None] = lambda: None,
     ) -> None:
-        self.begins = begins
+        self.begins, self.ends = begins, ends
         self.step: Step | None = None
         self.samples: int | None = None
         self.random = random
@@ -279,9 +281,11 @@ class Step:
         if self.draw.full:
             _await_device(self.loader.source.device)
             work.measured(self.loader.number, time.monotonic() - started, len(own))
+        work.ends()
         while not reducer.end_slices():
             for number in work.missing(self):
                 yield from self._slice(number, handed=True)
+            work.ends()
         if work.mates is not None:
             work.mates.within = self._within
         work.random.over()

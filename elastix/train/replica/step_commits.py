@@ -46,6 +46,7 @@ from elastix.train.replica.recomputation import (
 )
 from elastix.train.replica.rewind import Rewind
 from elastix.train.replica.rounds import Regroup, RollCall, told
+from elastix.train.replica.slice_effects import SliceEffects
 from elastix.train.replica.sliced_step import Slices
 from elastix.train.replica.step_checks import StepChecks
 from elastix.train.replica.unprepared_optimizers import UnpreparedOptimizers
@@ -94,7 +95,9 @@ class StepCommits:
         every = settings.recompute_every if settings.computes_again else None
         self._again = Recomputation(settings.seed, every, lambda: self.step)
         begins = self._check_beginning
-        self.slices = Slices(parts.me, driver, self.random, self._again, parts.phase, begins)
+        ends = self._check_end
+        self.slices = Slices(parts.me, driver, self.random, self._again, parts.phase, begins, ends)
+        self._effects = SliceEffects()
         self.rewind = Rewind()
         self.metrics = MetricsUnderWay()
         self.rate: RateScaling | None = None
@@ -538,6 +541,8 @@ class StepCommits:
         Raises:
             TrainError: they are others.
         """
+        if self._settings.exact:
+            self._effects.begin(self._tracked.others)
         if self.rewind.begins_otherwise():
             self._end(
                 TrainError(
@@ -549,6 +554,15 @@ class StepCommits:
                     "that loop."
                 )
             )
+
+    def _check_end(self) -> None:
+        """This worker's slices are computed: they have changed nothing that all must have alike.
+
+        Raises:
+            ConfigError: they have.
+        """
+        if self._settings.exact:
+            self._effects.check(self._tracked.others)
 
     def _have_parted(self) -> None:
         """Find out who holds another State than most, and wait for a group without them."""
