@@ -15,6 +15,7 @@ from typing import Any, Protocol
 
 from torch.utils.data import DataLoader
 
+from elastix.data import changed_dataset
 from elastix.data.cursor import Cursor
 from elastix.data.drawn_batch import Draw
 from elastix.data.loader_processes import ProcessDied, ProcessReader, die_with_parent
@@ -102,10 +103,13 @@ class ReadsAhead(ShareReader):
         self._held: dict[Any, bytes] = {}  # samples that were read ahead, by key
         self._end = 0  # of what was guessed
         self._lines: Lines | None = None
+        self._given: dict[str, object] | None = None  # the dataset, as processes have it
         self._reader = ProcessReader(self._made, self._rescue)
 
     def _made(self) -> DataLoader[Any]:
         source = self._source
+        if self._given is None:
+            self._given = changed_dataset.look(source.dataset)
         self._lines = Lines(source.num_workers)
         keeping = self._lines.keep(source)
         return DataLoader(
@@ -126,6 +130,8 @@ class ReadsAhead(ShareReader):
             TrainError: processes died again and again while they read it.
         """
         self._at = at, before
+        if not before:
+            self._look_at_dataset()
         for attempt in range(1, _ATTEMPTS + 1):
             try:
                 if not self._guesses or self._guesses[0].share != tuple(share):
@@ -143,6 +149,16 @@ class ReadsAhead(ShareReader):
             "was stopped. Too little memory is the usual cause: use fewer num_workers or a smaller "
             "prefetch_factor. num_workers=0 reads in the train function's own process."
         )
+
+    def _look_at_dataset(self) -> None:
+        """Say so once if processes have another one than the train function has by now."""
+        if not self._given:
+            return
+        dataset = self._source.dataset
+        name = changed_dataset.changed(self._given, dataset)
+        if name is not None:
+            self._given = {}
+            logger.warning(changed_dataset.CHANGED, name, type(dataset).__name__)
 
     def _batch(self, guess: _Guess) -> Any:  # noqa: ANN401 - whatever collate makes
         if not guess.held:
