@@ -14,7 +14,7 @@ import torch.nn.functional as F
 
 from elastix.config import CheckpointConfig
 from elastix.data.audit import audit
-from elastix.errors import ReplicasDiffer
+from elastix.errors import ReplicasDiffer, TrainError
 from elastix.events import (
     ReplicasDiverged,
     Reported,
@@ -231,6 +231,28 @@ def test_two_workers_without_a_stored_state_end(tmp_path):
     flipped = with_kills(train, [Flip(worker=1, tensor="head.weight", step=6)])
     with pytest.raises(ReplicasDiffer, match="workers 0 and 1 hold different States"):
         run_local(flipped, 2, config=CONFIG, directory=tmp_path, replace=True)
+
+
+def tracking_once(ctx):
+    """A worker that joins later does not pass the step in which a second optimizer is made."""
+    model = torch.nn.Linear(1, 1)
+    model, optimizer = ctx.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    rows = torch.utils.data.TensorDataset(torch.ones(16, 1))
+    for epoch in ctx.loader(rows, batch_size=4).epochs(2):
+        for (x,) in epoch:
+            if ctx.step == 1:
+                optimizer = torch.optim.Adam(model.parameters())
+                ctx.track(second=optimizer)
+            optimizer.zero_grad()
+            model(x).mean().backward()
+            optimizer.step()
+
+
+def test_a_joiner_that_has_fewer_optimizers_ends_the_run_with_an_error_that_says_so(tmp_path):
+    kills = [Kill(worker=1, phase="bucket", step=3)]
+    options = {"replace": True, "min_workers": 2}
+    with pytest.raises(TrainError, match="prepared or tracked more or fewer optimizers"):
+        run_local(with_kills(tracking_once, kills), 2, directory=tmp_path, **options)
 
 
 def test_workers_that_part_again_and_again_end_the_run(tmp_path):

@@ -70,16 +70,25 @@ def apart(operation: int, kinds: Mapping[int, int]) -> TrainError | None:
     )
 
 
-def unlike(details: Mapping[int, int]) -> TrainError | None:
-    """The error if workers evaluate or average different things; None if they do not.
+def unlike(kind: int, details: Mapping[int, int]) -> TrainError | None:
+    """The error if workers evaluate, average or hold different things; None if they do not.
 
     Args:
-        details: by worker, a number that stands for what it evaluates or averages.
+        kind: of the operation that they are in.
+        details: by worker, a number that stands for what it evaluates, averages or holds.
     """
     (_, few), *rest = fewest_first(details)
     if not rest:
         return None
     others = [worker for _, group in rest for worker in group]
+    if kind == OperationKind.FINGERPRINTS:
+        return TrainError(
+            f"{name(few)} prepared or tracked more or fewer optimizers than {name(others)}. The "
+            "step does not count, and the run was stopped. Whoever joins, or goes on from a stored "
+            "State, does not pass what was done in an earlier step or epoch: make and track a "
+            "further optimizer there too (`if epoch.number >= 3`, and not `== 3`). fit() again "
+            "goes on from the last stored State."
+        )
     return TrainError(
         f"{name(few)} called ctx.evaluate with a dataset of another length, or ctx.evaluate or "
         f"ctx.mean with other names, than {name(others)}. Nothing was computed, and the run was "

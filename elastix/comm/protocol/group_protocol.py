@@ -456,7 +456,7 @@ class GroupProtocol(InGroup):
         by_member = dict(zip(group.members, said, strict=True))
         kinds = {member: kind for member, (kind, _) in by_member.items()}
         details = {member: detail for member, (_, detail) in by_member.items()}
-        fault = calls.apart(self.hand.number, kinds) or calls.unlike(details)
+        fault = calls.apart(self.hand.number, kinds) or calls.unlike(kind, details)
         if fault is not None:
             raise fault
 

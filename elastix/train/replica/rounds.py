@@ -42,7 +42,7 @@ class RollCall(RoundAlone):
     Args:
         kind: what they are about; a roll call of one kind does not meet one of another.
         worker: this one.
-        numbers: as many on all workers; each fits an int64.
+        numbers: each fits an int64; if others have more or fewer, the run ends with an error.
     """
 
     reduce: Reduce = "max"
@@ -50,6 +50,10 @@ class RollCall(RoundAlone):
     def __init__(self, kind: OperationKind, worker: int, numbers: Sequence[int]) -> None:
         self.kind = kind
         self._row = [worker, *numbers]
+
+    def detail(self) -> int:
+        """How many numbers, on which the size of the payload depends."""
+        return len(self._row)
 
     def payload(self, group: Group) -> torch.Tensor:
         """One row for each member, of which this worker fills its own."""

@@ -16,8 +16,8 @@ def test_those_who_say_the_same_stand_together_the_fewest_first():
 def test_nothing_is_wrong_where_all_are_in_the_same_call():
     assert apart(7, {0: STEP, 1: STEP, 2: STEP}) is None
     assert apart(7, {0: STEP}) is None
-    assert unlike({0: 3, 1: 3}) is None
-    assert unlike({0: 3}) is None
+    assert unlike(EVALUATION, {0: 3, 1: 3}) is None
+    assert unlike(EVALUATION, {0: 3}) is None
 
 
 def test_who_is_in_which_call_is_said():
@@ -28,9 +28,14 @@ def test_who_is_in_which_call_is_said():
 
 
 def test_who_evaluates_something_else_is_said():
-    error = str(unlike({0: 10, 1: 11, 2: 10, 4: 12}))
+    error = str(unlike(EVALUATION, {0: 10, 1: 11, 2: 10, 4: 12}))
     assert error.startswith("worker 1 called ctx.evaluate with a dataset of another length")
     assert "than workers 0, 2 and 4. Nothing was computed" in error
+
+
+def test_who_holds_more_or_fewer_things_is_said():
+    error = str(unlike(OperationKind.FINGERPRINTS, {0: 5, 1: 5, 2: 4}))
+    assert error.startswith("worker 2 prepared or tracked more or fewer optimizers than workers 0")
 
 
 @pytest.mark.parametrize("kind", OperationKind)
