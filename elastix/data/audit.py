@@ -12,6 +12,7 @@ from elastix.events import (
     Event,
     LoaderOpened,
     ReplicasCompared,
+    ReplicasDiverged,
     Resumed,
     RunStarted,
     SamplesLeftOut,
@@ -109,6 +110,8 @@ class Audit:
         state: of a run with RunConfig(exact=True), what is equal for any two of the same config,
             mesh and seed: the step of the last State that was stored, and its digest; None for
             others.
+        diverged: the last step in which a worker was taken out since it held or computed something
+            else; None if none was. It may have done so for some steps, unseen.
     """
 
     steps: int
@@ -117,6 +120,7 @@ class Audit:
     digest: str
     replicas: ReplicasAudit = ReplicasAudit()
     state: tuple[int, str] | None = None
+    diverged: int | None = None
 
     @property
     def exact(self) -> bool:
@@ -134,7 +138,13 @@ class Audit:
         said = {"samples": self._samples(), "replicas": str(self.replicas)}
         if self.state is not None:
             step, digest = self.state
-            said["bytes"] = f"{digest[:12]} after step {step}, whatever happened on the way"
+            way = ", whatever happened on the way"
+            if self.diverged is not None:
+                way = (
+                    f". In step {self.diverged} a worker was found that held or computed something "
+                    "else: what it has computed before that may be in it"
+                )
+            said["bytes"] = f"{digest[:12]} after step {step}{way}"
         return said
 
     def __str__(self) -> str:
@@ -175,6 +185,7 @@ def audit(events: Iterable[Event]) -> Audit:
     steps = Stretches()  # a step used its own number
     compared: list[ReplicasCompared] = []
     state: tuple[int, str] | None = None
+    diverged: int | None = None
     watched: list[bool] = []  # of this process and those before it
     for event in events:
         if isinstance(event, RunStarted):
@@ -193,6 +204,8 @@ def audit(events: Iterable[Event]) -> Audit:
             stream.left_out = merge((*stream.left_out, *fresh))
         elif isinstance(event, StateStored) and event.digest:
             state = event.step, event.digest
+        elif isinstance(event, ReplicasDiverged) and event.cure == "evicted":
+            diverged = event.step + 1
         elif isinstance(event, ReplicasCompared):
             compared.append(event)
         elif isinstance(event, StepCommitted):
@@ -215,6 +228,7 @@ def audit(events: Iterable[Event]) -> Audit:
         digest=hashlib.sha256(text.encode()).hexdigest(),
         replicas=_replicas(steps, compared, watched),
         state=state,
+        diverged=diverged,
     )
 
 

@@ -16,6 +16,7 @@ from elastix.event_records import from_record, to_record
 from elastix.events import (
     BatchShares,
     LoaderOpened,
+    ReplicasDiverged,
     Resumed,
     RunStarted,
     SamplesLeftOut,
@@ -206,6 +207,11 @@ def test_of_an_exact_run_it_says_the_digest_of_the_state_stored_last():
     assert "bytes" not in audit([*events, stored(1, "")]).lines
     lines = audit([*events, stored(1, "a" * 64), stored(2, "b" * 64)]).lines
     assert lines["bytes"] == f"{'b' * 12} after step 2, whatever happened on the way"
+    apart = {"workers": (0, 1, 2), "apart": (1,), "parts": ("model",)}
+    evicted, back = (ReplicasDiverged(step=1, cure=c, **apart) for c in ("evicted", "went back"))
+    assert audit([*events, back, stored(2, "b" * 64)]).lines == lines
+    said = audit([*events, evicted, stored(2, "b" * 64)]).lines["bytes"]
+    assert said.startswith(f"{'b' * 12} after step 2. In step 2 a worker was found that held or")
 
 
 @pytest.mark.parametrize(
