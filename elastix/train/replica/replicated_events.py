@@ -2,18 +2,21 @@
 
 They are numbered; rank 0 sends them to the journal, which takes each number once. The others keep
 theirs until the journal has confirmed them, and whoever becomes rank 0, or ends the run with an
-error, sends what is left. What shadows have not received yet is held back: if all workers were
-lost, nobody would have the State that the journal told of.
+error, sends what is left. Who is given a State is given with it what is not confirmed: all those
+that have made it may be lost before they have told it. What shadows have not received yet is held
+back: if all workers were lost, nobody would have the State that the journal told of.
 """
 
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from itertools import takewhile
 
 from elastix.events import Event
 
 Send = Callable[[Event, int], None]
+Untold = tuple[int, int, Event]
+"""An event with its number, and that of the operation after those that have led to it."""
 
 
 class ReplicatedEvents:
@@ -41,7 +44,7 @@ class ReplicatedEvents:
         self._first = first
         self._operation = operation
         self._held = held
-        self._unconfirmed: deque[tuple[int, int, Event]] = deque()
+        self._unconfirmed: deque[Untold] = deque()
         self._sent = -1
         self._confirmed = -1
         self._sending = threading.Lock()
@@ -64,6 +67,20 @@ class ReplicatedEvents:
             return tuple(
                 (number, event) for number, _, event in self._unconfirmed if number < before
             )
+
+    def hand_on(self) -> tuple[Untold, ...]:
+        """What led to the State as it is, and the journal may not have: for who is given that."""
+        with self._sending:
+            return tuple(self._unconfirmed)
+
+    def go_on(self, sequence: int, untold: Iterable[Untold]) -> None:
+        """This worker was given a State: the number of its next event, and what was handed on.
+
+        What it has of its own may end before that begins, and passes for all up to here no longer.
+        """
+        with self._sending:
+            self.sequence, self._sent = sequence, -1
+            self._unconfirmed = deque(one for one in untold if one[0] > self._confirmed)
 
     def send_held(self) -> None:
         """Shadows have received more, or are gone. Any thread may call it."""

@@ -4,8 +4,9 @@ Not here: the objects that it is made of (tracked_objects), how it is copied (st
 is due (checkpoint.schedule), and who puts a checkpoint together (checkpoint.coordinator).
 """
 
+import json
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,6 +15,7 @@ import torch
 from elastix.comm.protocol.operation import Operation
 from elastix.comm.protocol.wants import Seat
 from elastix.errors import StoreError
+from elastix.event_records import from_record, to_record
 from elastix.events import ReplicasLevelled, Reported, take_in
 from elastix.sharding import InParts
 from elastix.state import State
@@ -28,6 +30,7 @@ from elastix.train.replica.inheritance import Inheritance
 from elastix.train.replica.levelling import Levelling
 from elastix.train.replica.model_source import TrainedModel
 from elastix.train.replica.parts import WorkerParts
+from elastix.train.replica.replicated_events import Untold
 from elastix.train.replica.rounds import Finish
 from elastix.train.replica.step_commits import StepCommits
 
@@ -40,11 +43,19 @@ DONE_AGAIN = (
 )
 AT_BOUNDARY = "at_boundary"
 """In the metadata of a State: it was captured at a boundary, not before the first one."""
+UNTOLD = "untold"
+"""In that of one that a worker gives another: events that the journal may not have."""
 PUT_BACK = (
     "the run goes on from a State, and the train function has changed %s between ctx.prepare and "
     "its first batch. That had been done when the State was captured, so it was undone. To change "
     "something on purpose as a run goes on, do it within the loop over batches."
 )
+
+
+def _event(untold: Sequence[Any]) -> Untold:
+    """As `for_joiners` has written it."""
+    number, operation, record = untold
+    return number, operation, from_record(record)
 
 
 @dataclass(frozen=True)
@@ -131,7 +142,9 @@ class WorkerState:
 
     def for_joiners(self) -> State:
         """The same for newcomers, who go on from just here."""
-        return self._tracked.for_joiners(self.capture())
+        state = self._tracked.for_joiners(self.capture())
+        untold = [(*at, to_record(event)) for *at, event in self._parts.replicated.hand_on()]
+        return replace(state, meta={**state.meta, UNTOLD: json.loads(json.dumps(untold))})
 
     def hold(self, asked: int | None) -> Callable[[], KeptState | None]:
         """What gives the State as it is now for as long as nothing of it is changed in place.
@@ -197,7 +210,11 @@ class WorkerState:
             self._beginning = Beginning(own, self._tracked)
         self._steps.load_state_dict(state.meta)
         self._schedule.stored(state.meta["stored_step"])
-        self._parts.replicated.sequence = state.meta[state_digests.SEQUENCE]
+        sequence, untold = state.meta[state_digests.SEQUENCE], state.meta.get(UNTOLD)
+        if untold is None:  # what was told before that is not forgotten
+            self._parts.replicated.sequence = sequence
+        else:
+            self._parts.replicated.go_on(sequence, map(_event, untold))
         self.reports = state.meta["reports"]
         self._passes_before = state.meta.get("passes_before", 0.0)
 

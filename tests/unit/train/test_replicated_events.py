@@ -112,3 +112,27 @@ def test_whoever_ends_the_run_with_an_error_tells_what_is_not_confirmed():
     worker.held = math.inf
     worker.events.send_unconfirmed()
     assert worker.sent == [1, 2]
+
+
+def test_who_is_given_a_state_tells_what_has_led_to_it_if_all_others_are_lost():
+    donor, joiner = Worker(first=False), Worker(first=False)
+    donor.does(0)
+    donor.does(1)
+    donor.does(2)
+    donor.events.confirm(0)
+    joiner.events.go_on(donor.events.sequence, donor.events.hand_on())
+    joiner.does(3)
+    joiner.first = True
+    joiner.events.send_again()
+    assert joiner.sent == [1, 2, 3]
+
+
+def test_what_ends_before_a_newer_state_begins_does_not_pass_for_all():
+    """A shadow has lost its donor, and another one gives it what comes after the next step."""
+    donor, shadow = Worker(first=False), Worker(first=False)
+    for operation in range(3):
+        donor.does(operation)
+    shadow.does(0)
+    donor.events.confirm(1)
+    shadow.events.go_on(donor.events.sequence, donor.events.hand_on())
+    assert (shadow.events.since, shadow.events.sequence) == (2, 3)

@@ -1,10 +1,14 @@
 """What a worker makes of a State that it is given, without a group."""
 
+import json
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 import torch
 
+from elastix.events import BatchShares, StepCommitted
+from elastix.train.replica.replicated_events import ReplicatedEvents
 from elastix.train.replica.tracked_objects import TrackedObjects
 from elastix.train.replica.worker_state import WorkerState
 
@@ -35,3 +39,39 @@ def test_what_comes_after_a_state_is_undone_only_where_it_was_before_it_too(at_a
     state.look_at_beginning()
     tracked.close()
     assert torch.equal(model.weight, weights * (0.5 if at_a_boundary else 1.0))
+
+
+def of(parts_of_it, tracked, replicated):
+    """A worker's State, of which the rest is made up."""
+    parts = SimpleNamespace(
+        settings=SimpleNamespace(alone=False, crew=None, exact=False),
+        driver=SimpleNamespace(watching=False, rank=0, check_within=lambda **_: None),
+        place=0,
+        tracked=tracked,
+        schedule=SimpleNamespace(stored=lambda _: None, stored_step=0),
+        copies=None,
+        replicated=replicated,
+    )
+    return WorkerState(parts, parts_of_it, None, None)
+
+
+def test_events_that_the_journal_may_not_have_go_with_the_state():
+    told = []
+    mine, theirs = (
+        ReplicatedEvents(
+            lambda event, number: told.append((number, event)), first, lambda: 7, lambda: 7
+        )
+        for first in (lambda: False, lambda: True)
+    )
+    steps = SimpleNamespace(step=3, load_state_dict=lambda _: None, state_dict=lambda: {"step": 3})
+    spans = BatchShares(loader=0, epoch=0, shares={4: ((0, 6),)}, owed=((6, 8),))
+    event = StepCommitted(step=3, generation=2, world_size=1, batches=(spans,))
+    mine.emit(event)
+    tracked = TrackedObjects()
+    tracked.prepare([torch.nn.Linear(2, 1)], torch.device("cpu"))
+    given = of(steps, tracked, mine).for_joiners()
+    of(steps, tracked, theirs).adopt(replace(given, meta=json.loads(json.dumps(given.meta))))
+    tracked.close()
+    theirs.send_again()
+    assert told == [(0, event)]
+    assert theirs.sequence == 1
