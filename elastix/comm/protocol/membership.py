@@ -236,6 +236,8 @@ class Roster:
             return self._regroup(*back, cause="leave")
         if not self._confirm(worker, generation):
             return None  # it was taken out in the meantime, and will learn of it
+        if self._dead:  # they were lost when nobody else was known to have the State
+            return self._regroup(cause="loss")
         return self._advance()
 
     def _confirm(self, worker: int, generation: int) -> bool:

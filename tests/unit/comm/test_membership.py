@@ -592,6 +592,16 @@ def test_a_new_controller_founds_a_group_that_had_none():
     assert brief(roster.ready(5)) == (4, (1, 5), True, "start")
 
 
+def test_the_last_one_with_the_state_is_lost_while_others_come_in():
+    roster = founded(0)
+    come(roster, 1)
+    assert brief(roster.lost(0)) is None
+    assert roster.extinct
+    roster.ready(2)
+    assert brief(roster.entered(1, 2)) == (3, (1,), True, "loss")  # it had been given the State
+    assert brief(roster.entered(1, 3)) == (4, (1, 2), False, "join")
+
+
 def test_a_member_that_finished_unseen_is_not_waited_for():
     roster = Roster(founders=2)
     roster.take_over(5, holders=[0, 1], waiting=[])
