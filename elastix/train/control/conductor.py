@@ -222,7 +222,7 @@ class Conductor:
         self._next_worker = max([-1, *state.started, *known, *self._workers]) + 1
         for one in present:
             if one.shadow:
-                self._shadows.level(one.worker)
+                self._shadows.level(one.worker, one.operation)
         if not holders and (heir := self._shadows.call(stored)) is not None:
             holders = [heir]
         others = {*holders, *self._shadows}

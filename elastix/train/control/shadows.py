@@ -89,12 +89,14 @@ class Shadows:
         The first member comes first, as it is the one that tells the journal. A spare becomes a
         shadow where one is missing.
         """
+        if not roster.holders:
+            return  # who has nobody to follow may be needed to found the group
         while self.lacking and roster.waiting and len(roster.members) >= self._terms.max_workers:
             spare = max(roster.waiting)
             roster.lost(spare)
             self._shadows[spare] = _Shadow()
         asking = [worker for worker, shadow in self._shadows.items() if shadow.asks]
-        if not asking or not roster.holders:
+        if not asking:
             return
         holders = islice((w for w in roster.newest.members if w in roster.holders), _DONORS)
         donors = tuple(there for w in holders if (there := address(w)) is not None)

@@ -52,6 +52,7 @@ class Found:
         ready: it is up to `prepare`, or was.
         holder: it has the State.
         shadow: it has a State from outside the group.
+        operation: number of its next one; negative without a State.
         lifeline: see Started.
         noticed: it had notice to leave, of which the conductor that is gone may have heard alone.
     """
@@ -65,5 +66,6 @@ class Found:
     ready: bool
     holder: bool
     shadow: bool = False
+    operation: int = -1
     lifeline: str = ""
     noticed: bool = False

@@ -316,6 +316,7 @@ class Controller(Shell):
                 ready=one.ready,
                 holder=one.holder,
                 shadow=one.shadow,
+                operation=one.operation,
                 lifeline=one.lifeline,
                 noticed=one.noticed,
             )

@@ -44,6 +44,7 @@ class Presence:
         ready: it is up to `prepare`, or was.
         holder: it has the State.
         shadow: it has a State from outside the group.
+        operation: number of its next one; negative without a State.
         lifeline: see the module of that name.
         noticed: it had notice to leave.
     """
@@ -61,6 +62,7 @@ class Presence:
     ready: bool
     holder: bool
     shadow: bool
+    operation: int
     lifeline: str
     noticed: bool
 

@@ -342,6 +342,7 @@ class Worker:
             ready=life.link is not None and life.link.ready,
             holder=member is not None and member.holder,
             shadow=member is not None and member.shadow,
+            operation=member.call[0] if member is not None else -1,
             lifeline=self.lifeline,
             noticed=self._noticed,
         )

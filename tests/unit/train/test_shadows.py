@@ -1,16 +1,18 @@
 """Who goes on when all members of a group are lost; then with the conductor, in virtual time."""
 
 import random
+from dataclasses import replace
 
 import pytest
 
 from elastix.comm.protocol.membership import Roster
 from elastix.config import FailureConfig
 from elastix.events import GenerationFormed, Resumed, ResumedFromShadow, StepCommitted, WorkerLost
+from elastix.train.control.conductor import Conductor
 from elastix.train.control.messages import Ready, Succeeded
 from elastix.train.control.run_state import RunState
 from elastix.train.control.shadows import Shadows
-from elastix.train.control.terms import RunTerms
+from elastix.train.control.terms import Found, RunTerms
 from tests.unit.train.conductor_world import World
 
 STORED = Resumed(step=4, ref="stored")
@@ -142,6 +144,39 @@ def test_all_are_lost_and_the_shadow_goes_on():
     assert [event.step for event in world.events(StepCommitted)] == list(range(1, 61))
     assert len(world.events(GenerationFormed)[-1].members) == 2  # and is at strength again
     assert len(world.shadows - world.heirs) == 1  # with another shadow
+
+
+def test_nobody_is_a_shadow_before_there_is_a_group_to_follow():
+    shadows, roster = Shadows(replace(terms(1), max_workers=2)), Roster(2, 2)
+    for worker in (0, 1, 2, 3):
+        roster.ready(worker)
+    assert roster.newest.members == (0, 1)
+    assert not list(shadows.invitations(roster, lambda worker: ("host", worker)))
+    roster.lost(0)
+    roster.lost(1)
+    assert roster.newest.members == (2, 3)  # they are needed
+
+
+def test_another_conductor_goes_on_from_the_furthest_shadow():
+    conductor = Conductor(terms(2))
+    found = [
+        Found(
+            worker=worker,
+            pid=1,
+            node="",
+            device="cpu",
+            generation=1,
+            address=None,
+            ready=True,
+            holder=False,
+            shadow=True,
+            operation=operation,
+        )
+        for worker, operation in ((4, 10), (5, 12))
+    ]
+    state = RunState(step=12, started={4, 5})
+    conductor.take_over(state, found, {4, 5}, Resumed(step=0, ref=""), 1.0)
+    assert conductor.membership.members == (5,)
 
 
 def test_it_goes_on_alone_if_nobody_is_replaced():
