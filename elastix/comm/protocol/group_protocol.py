@@ -565,6 +565,7 @@ class GroupProtocol(InGroup):
         hand = self.hand
         if not hand.has_state:
             hand.number = decision.operation
+            self.plan = 0  # it may have begun to enter a group that did not come about
         behind = hand.number < decision.operation
         void = decision.begun and decision.kind == self._redo and not decision.complete
         if decision.source is not None:
