@@ -119,7 +119,11 @@ class Roster:
         return self._settled == len(self._members)
 
     def take_over(
-        self, generation: int, holders: Iterable[int], waiting: Iterable[int]
+        self,
+        generation: int,
+        holders: Iterable[int],
+        waiting: Iterable[int],
+        founding: Iterable[int] = (),
     ) -> Membership | None:
         """Go on where another Roster was lost, from what the workers say of themselves.
 
@@ -127,16 +131,20 @@ class Roster:
             generation: the newest that any of them has heard of.
             holders: workers that have the State.
             waiting: other workers that are ready.
+            founding: workers that were about to found the group: if one has the State, all have.
         """
         self._disband(generation)
         self.holders = set(holders)
         self.waiting = dict.fromkeys(waiting)
         self.founded = bool(self.holders)
-        if not self.founded:
+        members = tuple(sorted(self.holders.union(founding)))
+        if not members:
             return self._advance()
-        self._admitted |= dict.fromkeys(self.holders, generation + 1)
-        members = tuple(sorted(self.holders))
-        return self._issue(members, come=members, urgent=True, cause="new controller")
+        self._admitted |= dict.fromkeys(members, generation + 1)
+        issued = self._issue(members, come=members, urgent=True, cause="new controller")
+        if self.founded:  # yet nobody else comes in before all of them have confirmed
+            self.holders.update(founding)
+        return issued
 
     def start_over(self, heir: int | None = None, founders: int | None = None) -> Membership | None:
         """Nobody in the group has the State any more: found it anew; whoever is ready takes part.

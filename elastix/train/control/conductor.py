@@ -211,6 +211,7 @@ class Conductor:
         """
         self.state = state
         present = state.of_use(found)
+        founding = [one.worker for one in present if one.worker in state.founding]
         holders = [one.worker for one in present if one.holder]
         for worker in {one.worker for one in found} - {one.worker for one in present}:
             self._do(EndWorker(worker))
@@ -223,16 +224,16 @@ class Conductor:
         for one in present:
             if one.shadow:
                 self._shadows.level(one.worker, one.operation)
-        if not holders and (heir := self._shadows.call(stored)) is not None:
+        if not (holders or founding) and (heir := self._shadows.call(stored)) is not None:
             holders = [heir]
-        others = {*holders, *self._shadows}
+        others = {*holders, *founding, *self._shadows}
         waiting = [w for w in self._workers if w in state.started and w not in others]
         newest = max([state.generation, *(one.generation for one in present)])
         for worker in sorted(state.unaccounted(self._workers)):
             self._write(WorkerLost(worker=worker, rank=-1, generation=newest, cause="died unseen"))
-        if not holders:
+        if not (holders or founding):
             self._write(stored)
-        self._push(self._roster.take_over(newest, holders, waiting))
+        self._push(self._roster.take_over(newest, holders, waiting, founding))
         for worker in (one.worker for one in present if one.noticed):
             if worker in self._roster.members:
                 self._ask_to_leave(worker, self._workers[worker], "notice")

@@ -38,6 +38,7 @@ class RunState:
         started: workers that were up to `prepare`.
         members: of the newest generation, but for those that were lost or left since.
         called: of the newest urgent generation and of those after it: nobody else is in the group.
+        founding: members of a group of which no step was told yet, since it was to be founded.
         computes_with: by worker, on what its last bits depend; see Ready.
         kinds: of these, all that there have been.
         processors: of these, what was said to differ.
@@ -57,6 +58,7 @@ class RunState:
     started: set[int] = field(default_factory=set)
     members: set[int] = field(default_factory=set)
     called: set[int] = field(default_factory=set)
+    founding: set[int] = field(default_factory=set)
     computes_with: dict[int, str] = field(default_factory=dict)
     kinds: frozenset[str] = frozenset()
     processors: frozenset[str] = frozenset()
@@ -72,6 +74,7 @@ class RunState:
         match event:
             case StepCommitted():
                 self._step_taken(event)
+                self.founding.clear()
                 self.losses_in_a_row = 0
                 self.gone.clear()
             case Resumed():
@@ -85,6 +88,8 @@ class RunState:
                 self.generation = event.generation
                 self.members = set(event.members)
                 self.called = self.members | (set() if event.urgent else self.called)
+                begins = event.cause == "start" or (event.urgent and bool(self.founding))
+                self.founding = set(event.members) if begins else set()
             case ProcessorsDiffer():
                 self.processors |= event.kinds.keys()
             case WorkerStarted():
@@ -119,6 +124,7 @@ class RunState:
             started=set(self.started),
             members=set(self.members),
             called=set(self.called),
+            founding=set(self.founding),
             computes_with=dict(self.computes_with),
             taken=list(self.taken),
         )
@@ -146,17 +152,19 @@ class RunState:
         """Of the workers that are at work, those with whom another conductor goes on.
 
         Joiners in the making have lost whom they waited for, and spares know nothing that cannot be
-        learnt again: where the State lives on, others are started in their place.
+        learnt again: where the State lives on, others are started in their place. Of those who
+        found a group all have the State or none, as they will find out.
         """
         # Others may have gone on without these, and the old one may not have come to end them, or
         # to tell them.
         outdated = {one.worker for one in found if one.holder} - self.called
         present = [one for one in found if one.worker not in self.out | outdated]
+        founders = [one for one in present if one.worker in self.founding]
         holders = [one for one in present if one.holder]
         if holders:
-            return holders
+            return founders or holders
         if self.step and not any(one.shadow for one in present):
             # Whoever followed is in its loop, and those who found the group anew come from the
             # beginning.
-            return [one for one in present if not one.ready]
+            return [one for one in present if not one.ready or one in founders]
         return present

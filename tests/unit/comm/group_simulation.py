@@ -276,6 +276,11 @@ class Worker:
     def state(self):
         return self.epoch, self.cursor, self.weights
 
+    @property
+    def given(self):
+        """What others are given."""
+        return self.state
+
     def prepare(self):
         """Up to where the controller hears of this worker."""
         self.outbox.append(("ready", 0))
@@ -352,7 +357,7 @@ class Worker:
         for stream in self.streams:
             if not stream.fed:
                 stream.fed = True
-                stream.given = Given(self.protocol.hand.number, [], self.state)
+                stream.given = Given(self.protocol.hand.number, [], self.given)
                 self.sim.wake(stream.joiner)
             elif stream.steps and stream.asked:
                 stream.asked = False

@@ -592,6 +592,28 @@ def test_a_new_controller_founds_a_group_that_had_none():
     assert brief(roster.ready(5)) == (4, (1, 5), True, "start")
 
 
+def test_a_new_controller_leaves_a_founding_to_those_who_were_at_it():
+    roster = Roster(founders=3)
+    issued = roster.take_over(4, holders=[], waiting=[7, 8, 9], founding=[0, 1])
+    assert brief(issued) == (5, (0, 1), True, "new controller")
+    assert roster.ready(10) is None  # nobody else comes in before it is known who has the State
+    assert roster.entered(0, 4) is None  # that was said of another group
+    roster.entered(0, 5)
+    assert roster.holders == {0, 1}
+    assert brief(roster.entered(1, 5)) == (6, (0, 1, 7, 8, 9, 10), False, "join")
+
+
+def test_whoever_has_the_state_of_a_founding_says_so_for_all_of_them():
+    roster = Roster(founders=3)
+    roster.take_over(4, holders=[1], waiting=[], founding=[0, 1])
+    assert roster.holders == {0, 1}
+    assert roster.joining == (0,)
+    roster.entered(1, 5)
+    roster.ready(7)
+    assert roster.level(7) is None  # 0 has to come in first, or it would go where 7 is met
+    assert brief(roster.entered(0, 5)) == (6, (0, 1, 7), False, "join")
+
+
 def test_the_last_one_with_the_state_is_lost_while_others_come_in():
     roster = founded(0)
     come(roster, 1)

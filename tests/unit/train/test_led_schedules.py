@@ -1,0 +1,84 @@
+"""Under the conductor that ships nothing is lost, doubled or stuck, whoever is killed."""
+
+from collections import Counter
+
+import pytest
+
+from elastix.comm.protocol.membership import Roster
+from elastix.errors import TrainError
+from elastix.train.control.run_state import RunState
+from tests.unit.comm.group_simulation import Violation, chooser, scenario_of
+from tests.unit.train.led_simulation import LedSimulation
+
+SLOW = pytest.mark.slow
+FEW = {"workers": 2, "min_workers": 1, "joiners": 2, "batch_size": 6, "length": 40}
+SHADOWED = {**FEW, "spares": True, "kill_every": 40}
+
+
+def run_schedules(seeds: range, fixed: dict, shadows: int, takeovers: int) -> Counter[str]:
+    seen: Counter[str] = Counter()
+    for seed in seeds:
+        choose = chooser(seed)
+        scenario = scenario_of(choose, **fixed)
+        try:
+            seen += LedSimulation(scenario, choose, takeovers, shadows).run().seen
+        except (Violation, TrainError, KeyError) as error:
+            raise Violation(f"schedule {seed}, {scenario}: {error}") from error
+    return seen
+
+
+@pytest.mark.parametrize(
+    ("fixed", "shadows"),
+    [
+        pytest.param({**FEW, "kills": 2}, 0, id="joiners"),
+        pytest.param({**FEW, "kills": 2, "kill_every": 40, "rollback": True}, 0, id="rollback"),
+        pytest.param({**FEW, "kills": 2, "kill_every": 40, "slices": 4}, 0, id="slices"),
+        pytest.param({"kills": 1, "kill_every": 15, "length": 8, "epochs": 1}, 0, id="founding"),
+        pytest.param({"kills": 2, "kill_every": 40}, 0, id="kills"),
+        pytest.param({"kills": 1, "hiccups": 2}, 0, id="hiccups"),
+        pytest.param({"kills": 1, "leaves": 2, "kill_every": 40, "spares": True}, 0, id="leavers"),
+        pytest.param({**SHADOWED, "kills": 3}, 1, id="shadow"),
+        pytest.param({**SHADOWED, "kills": 4}, 2, id="shadows"),
+    ],
+)
+@pytest.mark.parametrize("takeovers", [0, 2])
+@pytest.mark.parametrize(
+    "schedules", [100, pytest.param(3000, marks=[SLOW, pytest.mark.timeout(900)])]
+)
+def test_nothing_is_lost_or_told_twice_under_any_conductor(fixed, shadows, takeovers, schedules):
+    seen = run_schedules(range(schedules), fixed, shadows, takeovers)
+    assert seen["finished"] == schedules, seen
+    assert seen["another controller"] >= takeovers * schedules / 2, seen
+
+
+def forgets_the_founding(monkeypatch):
+    """Another conductor takes those who are about to found the group for workers that wait."""
+    take = RunState.take
+
+    def forgetful(self, event, sequence=None):
+        take(self, event, sequence)
+        self.founding = set()
+
+    monkeypatch.setattr(RunState, "take", forgetful)
+
+
+def forgets_the_dead(monkeypatch):
+    """Those who were lost when nobody had the State are in the next group again."""
+    regroup = Roster._regroup
+
+    def forgetful(self, *without, cause):
+        issued = regroup(self, *without, cause=cause)
+        self._dead = set()
+        return issued
+
+    monkeypatch.setattr(Roster, "_regroup", forgetful)
+
+
+@pytest.mark.parametrize(
+    ("breaks", "takeovers"), [(forgets_the_founding, 2), (forgets_the_dead, 0)]
+)
+def test_what_is_broken_is_caught(monkeypatch, breaks, takeovers):
+    breaks(monkeypatch)
+    fixed = {**FEW, "kills": 2, "kill_every": 40, "rollback": True}
+    with pytest.raises(Violation):
+        run_schedules(range(4000), fixed, 0, takeovers)
