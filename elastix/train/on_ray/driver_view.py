@@ -78,11 +78,14 @@ class DriverView:
             if news.over:
                 return news
 
-    def stop(self, reason: str) -> None:
+    def stop(self, reason: str) -> Followed | None:
         """Interrupt the run, and show events until its State is stored and it has ended.
 
         Through the death of the controller. Ctrl-C meanwhile ends the waiting, unless it is the
         one that has led here, passed on by another program.
+
+        Returns:
+            How it ended; None if that was not heard.
         """
         began = time.monotonic()
         told = asked = False
@@ -92,17 +95,18 @@ class DriverView:
                     self._console.stopping()
                     told = True
                 asked = asked or ask_to_stop(self._controller, reason, left_s)
-                if self._look().over:
-                    return
+                if (news := self._look()).over:
+                    return news
             except KeyboardInterrupt:
                 if self._ended_by_watch or time.monotonic() - began > MOMENT_S:
                     raise
             except ActorDiedError:
-                return
+                return None
             except (RayActorError, GetTimeoutError):  # Ray starts it anew, and it goes on with this
                 time.sleep(_AGAIN_S)
             except RayError:
-                return
+                return None
+        return None
 
     def _look(self) -> Followed:
         """What is new; waits a moment for something."""

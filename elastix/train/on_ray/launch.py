@@ -14,7 +14,7 @@ import ray
 from ray.util.placement_group import PlacementGroup
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from elastix.errors import Conflict, ControllerLost, Interrupted, WorkerFailed
+from elastix.errors import Conflict, ControllerLost, ElastixError, Interrupted, WorkerFailed
 from elastix.events import Event, RunStarted
 from elastix.interrupts import exit_codes_kept
 from elastix.observe import journal
@@ -28,7 +28,7 @@ from elastix.observe.timeline import merge
 from elastix.store import Store
 from elastix.train.on_ray import takeover
 from elastix.train.on_ray.actor_classes import as_actor
-from elastix.train.on_ray.controller import Controller, RunRequest
+from elastix.train.on_ray.controller import Controller, Followed, RunRequest
 from elastix.train.on_ray.crew_controller import CrewController
 from elastix.train.on_ray.driver_view import DriverView, ask_to_stop, is_over
 from elastix.train.on_ray.find_ray import hold_ray, let_go_of_ray
@@ -224,10 +224,16 @@ class Launch:
                 with exit_codes_kept():
                     ended = view.follow()
             except (KeyboardInterrupt, SystemExit) as asked:  # Ctrl-C or SIGTERM
+                stopped: Followed | None = None
                 if not detached:
                     with contextlib.suppress(KeyboardInterrupt):  # once more: it is not waited for
-                        view.stop(_reason(asked))
-                console.interrupted(goes_on=detached)
+                        stopped = view.stop(_reason(asked))
+                if stopped is None:
+                    console.interrupted(goes_on=detached)
+                elif stopped.error is not None:  # Interrupted, or it has failed meanwhile
+                    self._tell(console, stopped.error)
+                else:
+                    self._finish(console, stopped)
                 asked.__context__ = None
                 raise told(asked) from None
             finally:
@@ -236,17 +242,25 @@ class Launch:
                 feed.close()
                 if self._asked.profile is not None:
                     merge(self._directory / FOLDER, journal.read(self._directory / "journal.jsonl"))
-            if isinstance(ended.error, Interrupted):
-                console.interrupted()
-                raise ended.error if self._asked.quiet else told(ended.error)
             if ended.error is not None:
-                console.failed(ended.error)
-                if isinstance(ended.error, WorkerFailed):
-                    ended.error.shown = not self._asked.quiet
+                self._tell(console, ended.error)
                 raise ended.error if self._asked.quiet else told(ended.error)
-            result = Result.of(self._directory, ended.losses)
-            console.finished(result.ref, result.metrics, result.audit)
-            return result
+            return self._finish(console, ended)
+
+    def _tell(self, console: Console, error: ElastixError) -> None:
+        """Say what has ended the run early."""
+        if isinstance(error, Interrupted):
+            console.interrupted()
+            return
+        console.failed(error)
+        if isinstance(error, WorkerFailed):
+            error.shown = not self._asked.quiet
+
+    def _finish(self, console: Console, ended: Followed) -> Result:
+        """Say what has come of the run."""
+        result = Result.of(self._directory, ended.losses)
+        console.finished(result.ref, result.metrics, result.audit)
+        return result
 
 
 def _reason(asked: KeyboardInterrupt | SystemExit) -> str:
