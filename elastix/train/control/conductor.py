@@ -341,6 +341,8 @@ class Conductor:
                 self._release(worker, now)
                 if self._roster.holders.isdisjoint(self._workers):  # rank 0 may still be storing
                     self._fail(outcome.error)
+                # The others may have gone on to meet it in a newer group before they heard.
+                self._push(self._roster.left(worker, outcome.generation))
             case OutcomeKind.RAISED:
                 self._write(
                     WorkerRaised(

@@ -318,7 +318,8 @@ class Outcome:
     Attributes:
         epochs: passes over the data that this worker saw committed.
         paused: it finished before its end, with its State stored, as its settings ask for.
-        generation: of the group that a finished worker left; the first without one that was let go.
+        generation: of the group that a worker left that finished, or waited in vain; the first
+            without one that was let go.
         error: what was raised, if it is elastix's own.
         traceback: of what was raised, as text.
         kept: what a process that is free has of the State yet.

@@ -78,7 +78,13 @@ def run_train(
             member.store_last("quorum lost")
         except StoreError as failure:
             error.add_note(f"The State could not be stored: {failure}")
-        return Outcome(kind=OutcomeKind.DISMISSED, rank=member.rank, step=member.step, error=error)
+        return Outcome(
+            kind=OutcomeKind.DISMISSED,
+            generation=member.generation,
+            rank=member.rank,
+            step=member.step,
+            error=error,
+        )
     except BaseException as error:
         if member.settings.alone and isinstance(error, KeyboardInterrupt):
             raise  # it is meant for the process, not for the train function

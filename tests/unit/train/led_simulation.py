@@ -447,7 +447,9 @@ class LedSimulation(Simulation):
         elif worker.released is not None:
             outcome = Outcome(kind=OutcomeKind.LEFT, generation=worker.released, step=step)
         elif worker.dismissed:
-            outcome = Outcome(kind=OutcomeKind.DISMISSED, step=step, error=worker.dismissed)
+            outcome = Outcome(
+                kind=OutcomeKind.DISMISSED, generation=generation, step=step, error=worker.dismissed
+            )
         elif worker.fenced:
             outcome = Outcome(kind=OutcomeKind.FENCED, step=step)
         else:

@@ -623,6 +623,20 @@ def test_nobody_is_told_to_follow_one_that_was_dismissed():
     assert Tell(shadow, CatchUp((("host", 1),), shadow=True)) in actions
 
 
+@pytest.mark.parametrize("behind", [0, 1])
+def test_whoever_waited_in_vain_is_met_in_no_newer_group(behind):
+    """It heard that nobody will come when the others were on their way into the next group."""
+    world = World(3)
+    world.play(20)
+    conductor, newest = world.conductor, world.conductor.membership.generation
+    outcome = Outcome(
+        kind=OutcomeKind.DISMISSED, generation=newest - behind, error=QuorumLost("in vain")
+    )
+    conductor.ended(2, outcome, 20.0)
+    assert conductor.membership.members == ((0, 1) if behind else (0, 1, 2))
+    assert conductor.holders == {0, 1}
+
+
 def test_another_conductor_that_misses_a_founder_it_never_heard_of_says_what_it_knows():
     terms = replace(World(3, replace=False).terms, min_workers=3)
     conductor = Conductor(terms)
