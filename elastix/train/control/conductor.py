@@ -138,6 +138,7 @@ class Conductor:
         self._draining: Collection[str] = ()
         self._partly: Collection[int] = ()
         self._vacant_since = float("-inf")  # of the last loss, until a step was committed
+        self._ticked = float("inf")  # when it was told last that time has passed
         self._finished = False
         self._interruption = Interruption()
         self._going_back = False
@@ -361,6 +362,11 @@ class Conductor:
 
     def tick(self, now: float) -> list[Action]:
         """Time has passed. To be called a few times a second."""
+        away_s, self._ticked = now - self._ticked, now
+        if away_s > self._failure.hang_timeout_s / 2:
+            # This process was stopped, and perhaps all others were: nobody is to blame for that.
+            self._detector.was_away(away_s, now)
+            self._interruption.was_away(away_s)
         if self.phase is not Phase.OVER:
             self._interruption.look(now, held=self._held)
         if self.phase is not Phase.RUNNING:

@@ -107,6 +107,13 @@ class FailureDetector:
             known.entered_step = beat.step
         known.beat = beat
 
+    def was_away(self, seconds: float, now: float) -> None:
+        """Nobody could hear anything for so long: it counts neither as silence nor as standing."""
+        for known in self._watched.values():
+            known.heard = min(known.heard + seconds, now)
+            known.moved = min(known.moved + seconds, now)
+        self._reachability.was_away(seconds)
+
     def forget(self, worker: int) -> None:
         """The worker is gone."""
         known = self._watched.pop(worker, None)

@@ -63,6 +63,10 @@ class Interruption:
     def _counts(self, step: int, reason: str) -> bool:
         return bool(self.reason) and step >= self._from_step and reason not in ("final", "best")
 
+    def was_away(self, seconds: float) -> None:
+        """Nobody could store anything for so long."""
+        self._asked += seconds
+
     def look(self, now: float, *, held: bool) -> None:
         """Time has passed. `held`: somebody has the State."""
         if self.reason and not (held and now - self._asked < STORE_S):

@@ -95,6 +95,11 @@ class Reachability:
             known.last = generation
         return True
 
+    def was_away(self, seconds: float) -> None:
+        """Nobody could hear anything for so long."""
+        for failing in (*self._failing.values(), self._vain):
+            failing.since += seconds
+
     def settled(self, members: Collection[int]) -> None:
         """These are all in one group."""
         self._drop(pair for pair in self._failing if pair[0] in members and pair[1] in members)

@@ -1212,3 +1212,37 @@ def test_if_the_founder_is_lost_nobody_else_founds_the_group_but_from_a_stored_s
     actions += conductor.room(5, more=True, now=world.now)
     assert conductor.founder is None
     assert len(started(actions)) >= 3
+
+
+def suspend(seconds):
+    """All processes are stopped for so long, and then go on, the conductor's first."""
+
+    def stopped(world):
+        world._queue = [(when + seconds, number, what) for when, number, what in world._queue]
+        world._do(world.conductor.tick(world.now + seconds - 1e-6))
+
+    return stopped
+
+
+@pytest.mark.parametrize("seconds", [40.0, 4000.0])
+def test_a_machine_that_was_suspended_costs_no_worker(seconds):
+    world = World(3, hang_timeout_s=30.0, steps=60)
+    world.at(20.5, suspend(seconds))
+    assert world.run(until=8000).outcome == "finished"
+    assert lost(world) == []
+
+
+def test_whoever_is_still_silent_after_a_suspension_is_found_in_time():
+    world = World(3, hang_timeout_s=30.0, steps=60)
+    world.at(20.5, suspend(4000.0))
+    world.at(24.5, lambda w: setattr(w.alive[1], "silent", True))
+    world.play(4056)
+    assert lost(world) == [(1, "silent")]
+
+
+def test_a_run_that_is_suspended_while_it_is_stopped_stores_its_state():
+    world = World(2, store_s=3.0)
+    world.at(20.5, stop)
+    world.at(20.6, suspend(100.0))
+    assert world.run().outcome == "interrupted"
+    assert world.stored_step

@@ -103,10 +103,12 @@ def test_a_long_step_in_which_all_compute(groups):
     """Nobody has moved for longer than the timeout, which is no harm while nobody waits."""
 
     def idle(group, waiting):
-        group.now += 40.0
-        for worker in range(group.size):
-            beat = Heartbeat(generation=1, step=44, call=(44, 1), passed=1, waiting=waiting)
-            group.hear(worker, beat)
+        for _ in range(4):
+            group.now += 10.0
+            for worker in range(group.size):
+                beat = Heartbeat(generation=1, step=44, call=(44, 1), passed=1, waiting=waiting)
+                group.hear(worker, beat)
+            group.tick()
 
     for group in groups:
         idle(group, waiting=True)
