@@ -12,6 +12,7 @@ of the groups between.
 
 from collections import deque
 
+from elastix.comm.protocol import wants
 from elastix.comm.protocol.membership import Membership
 from elastix.comm.protocol.participant import Fenced, Joined
 from elastix.comm.protocol.wants import Await, Failed
@@ -156,8 +157,13 @@ class LedSimulation(Simulation):
         standing: of the steps that stand, what each was.
     """
 
-    def __init__(self, scenario, choose, takeovers: int, shadows: int = 0, **broken) -> None:
+    def __init__(
+        self, scenario, choose, takeovers: int, shadows: int = 0, stops: bool = False, **broken
+    ) -> None:
         self.takeovers_left = takeovers
+        self.stops = stops
+        self.stopped_at: int | None = None  # the last step in the journal when it was to stop
+        self.wanted: dict = {}  # States that are stored as soon as the journal has their steps
         self.failure = FailureConfig(
             replace=scenario.replace, hang_timeout_s=_EVER, start_timeout_s=_EVER, wait_s=_EVER
         )
@@ -244,7 +250,9 @@ class LedSimulation(Simulation):
             for worker in self.workers:
                 self.wake(worker)
             if not self.choose(6):
-                self.store(self.told[id(event)][2])
+                self.store(self.told[id(event)][2], "every")
+            elif list(history) in self.wanted.values():
+                self.store(self.told[id(event)][2], "notice")
         elif isinstance(event, Resumed):
             self.look_at_loss(event.step)
             del self.standing[event.step :]
@@ -261,16 +269,18 @@ class LedSimulation(Simulation):
             if has and list(worker.history[: len(self.standing)]) == self.standing:
                 raise Violation(f"it goes back to {step} though {worker.me} has all")
 
-    def store(self, state) -> None:
+    def store(self, state, reason: str) -> None:
         self.stored, self.stored_step = state, state[3]
-        event = StateStored(ref="r", step=state[3], reason="every", stored_bytes=0, store_s=0.0)
+        event = StateStored(ref="r", step=state[3], reason=reason, stored_bytes=0, store_s=0.0)
         self.journal.append((event, None))
         self.conductor.stored(event)
 
     # ------------------------------------------------------------------ another conductor
 
     def mishap(self) -> None:
-        if self.takeovers_left and not self.choose(2):
+        if self.stops and self.stopped_at is None and not self.choose(3):
+            self.stop()
+        elif self.takeovers_left and not self.choose(2):
             self.take_over()
         elif self.mishaps_left > self.scenario.kills + self.scenario.hiccups:
             self.mishaps_left -= 1
@@ -289,6 +299,19 @@ class LedSimulation(Simulation):
         if not self.choose(2):
             worker.outbox.clear()
             self.senders.discard(worker)
+
+    def stop(self) -> None:
+        self.seen["stopped"] += 1
+        self.stopped_at = len(self.standing)
+        if self.trace is not None:
+            self.note(f"STOP at {self.stopped_at}")
+        self.act(self.conductor.stop("Ctrl-C", self.now))
+
+    def store_state(self, worker, want) -> None:
+        """At a boundary where the group stands still."""
+        worker.inbox.stores = False
+        if list(worker.history) == self.standing:
+            self.store(worker.state, "notice")
 
     def all_have_state(self, worker, want) -> Collective:
         self.look_out()
@@ -474,7 +497,7 @@ class LedSimulation(Simulation):
             case Dismiss():
                 worker.inbox.dismiss(QuorumLost(message.reason))
             case StoreSoon():
-                pass
+                worker.inbox.store_soon()
         self.wake(worker)
 
     # ------------------------------------------------------------------ what a worker wants
@@ -535,6 +558,9 @@ class LedSimulation(Simulation):
             None,
         )
         self.told[id(event)] = event, worker.history, state
+        if worker.inbox.stores and not worker.protocol.joiner.following:
+            worker.inbox.stores = False
+            self.wanted[worker.me] = list(worker.history)
         worker.events.emit(event)
         return after
 
@@ -633,6 +659,8 @@ class LedSimulation(Simulation):
             ]
             raise Violation(f"nothing can happen any more: {stuck} {self.conductor.membership}")
         self.seen[ending.outcome] += 1
+        if ending.outcome == "interrupted":
+            self.look_if_stored()
         if ending.outcome != "finished":
             self.seen[ending.message[:60]] += 1
             return
@@ -647,7 +675,16 @@ class LedSimulation(Simulation):
         if reached != self.scenario.epochs * self.scenario.length:
             raise Violation(f"samples used up to {reached} alone")
 
+    def look_if_stored(self) -> None:
+        if self.stored_step >= min(self.stopped_at, len(self.standing)):
+            self.seen["stored"] += 1
+            return
+        have = [w.me for w in self.workers if w.alive and w.protocol.holder]
+        have = [me for me in have if me in self.conductor.holders]
+        if have:
+            raise Violation(f"{have} have step {self.stopped_at}, stored is {self.stored_step}")
+
 
 LedSimulation.answers = {
     want: getattr(LedSimulation, method.__name__) for want, method in Simulation.answers.items()
-}
+} | {wants.StoreState: LedSimulation.store_state}

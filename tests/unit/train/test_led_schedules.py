@@ -15,13 +15,15 @@ FEW = {"workers": 2, "min_workers": 1, "joiners": 2, "batch_size": 6, "length": 
 SHADOWED = {**FEW, "spares": True, "kill_every": 40}
 
 
-def run_schedules(seeds: range, fixed: dict, shadows: int, takeovers: int) -> Counter[str]:
+def run_schedules(
+    seeds: range, fixed: dict, shadows: int, takeovers: int, stops: bool = False
+) -> Counter[str]:
     seen: Counter[str] = Counter()
     for seed in seeds:
         choose = chooser(seed)
         scenario = scenario_of(choose, **fixed)
         try:
-            seen += LedSimulation(scenario, choose, takeovers, shadows).run().seen
+            seen += LedSimulation(scenario, choose, takeovers, shadows, stops).run().seen
         except (Violation, TrainError, KeyError) as error:
             raise Violation(f"schedule {seed}, {scenario}: {error}") from error
     return seen
@@ -51,6 +53,20 @@ def test_nothing_is_lost_or_told_twice_under_any_conductor(fixed, shadows, takeo
     failed = seen["failed"] if not fixed.get("replace", True) else 0
     assert seen["finished"] + failed == schedules, seen
     assert seen["another controller"] >= takeovers * schedules / 2, seen
+
+
+@pytest.mark.parametrize(
+    ("fixed", "shadows"),
+    [({**FEW, "kills": 2}, 0), ({"kills": 2}, 0), ({**SHADOWED, "kills": 4}, 2)],
+)
+@pytest.mark.parametrize("takeovers", [0, 1])
+@pytest.mark.parametrize(
+    "schedules", [100, pytest.param(3000, marks=[SLOW, pytest.mark.timeout(900)])]
+)
+def test_the_state_is_stored_whenever_a_run_is_stopped(fixed, shadows, takeovers, schedules):
+    seen = run_schedules(range(schedules), fixed, shadows, takeovers, stops=True)
+    assert seen["finished"] + seen["interrupted"] == schedules, seen
+    assert seen["stored"] > seen["interrupted"] * 0.9, seen
 
 
 def forgets_the_founding(monkeypatch):
