@@ -182,6 +182,7 @@ def run_local(
         failure=failure,
         first_step_s=0.0,
         shadows=shadows,
+        in_parts=bool(crew),
     )
     room = _Room(workers + spares + shadows, replace)
     kept = _Kept(store or directory / "store", restore or RestoreConfig())

@@ -20,7 +20,6 @@ from elastix.errors import ElastixError
 from elastix.events import (
     Event,
     GenerationFormed,
-    ProcessorsDiffer,
     ReplicasDiverged,
     Resumed,
     RunEnded,
@@ -502,9 +501,18 @@ class Conductor:
 
     @property
     def _held(self) -> bool:
-        """Whether somebody has the State, or a shadow that goes on in place of all others."""
-        shadows = self._shadows
-        return bool(self._roster.holders) or shadows.can_go_on or shadows.heir is not None
+        """Whether somebody has the State, or a shadow that goes on in place of all others.
+
+        Or processes that are of no worker any more may have it in parts, and found the group.
+        """
+        roster, shadows = self._roster, self._shadows
+        in_parts = self._terms.in_parts and (roster.extinct or self._founds_from_parts)
+        return bool(roster.holders) or shadows.can_go_on or shadows.heir is not None or in_parts
+
+    @property
+    def _founds_from_parts(self) -> bool:
+        """Whether one worker is to found the group, and has not yet."""
+        return self.founder is not None and not self._roster.founded
 
     def _succeeded(self, worker: int, said: Succeeded, now: float) -> None:
         """A shadow goes on in place of the group, unless there is something better."""
@@ -595,15 +603,8 @@ class Conductor:
         if worker == self.founder and not self._roster.founded:
             self._going_back = True  # others would found the group from another State
         state, replace = self.state, self._failure.replace
-        self._fail(
-            limits.too_many_losses(
-                self._failure,
-                state.losses,
-                state.losses_in_a_row,
-                self._terms.founders,
-                state.step,
-            )
-        )
+        losses, size = (state.losses, state.losses_in_a_row), self._terms.founders
+        self._fail(limits.too_many_losses(self._failure, *losses, size, state.step))
         if replace:
             self._vacant_since = now
         elif self._roster.extinct and not self._shadows.can_go_on:
@@ -731,7 +732,7 @@ class Conductor:
         roster = self._roster
         if roster.founded and roster.holders and now - self._vacant_since <= RECOVERY_S:
             return
-        ends = self._finished or bool(self._interruption.reason)
+        ends = self._finished or (bool(self._interruption.reason) and not self._founds_from_parts)
         while self._room > 0 and self.phase is Phase.RUNNING and not ends:
             founders = self._terms.founders if self.founder is None else 1
             if not roster.founded and len(self._workers) >= founders:
@@ -769,19 +770,9 @@ class Conductor:
             )
         )
         self._do(Tell(None, membership))
-        self._look_at_processors(membership.members)
-
-    def _look_at_processors(self, members: Sequence[int]) -> None:
-        """Say so, once, if those who are to compute together round differently."""
-        if len(self.state.kinds) < 2 or self.state.processors >= self.state.kinds:
-            return
-        kinds: dict[str, list[int]] = {}
-        for worker in members:
-            kind = self.state.computes_with.get(worker)
-            if kind:
-                kinds.setdefault(kind, []).append(worker)
-        if len(kinds) > 1 and not self.state.processors >= kinds.keys():
-            self._write(ProcessorsDiffer(kinds={kind: tuple(who) for kind, who in kinds.items()}))
+        differ = self.state.processors_of(membership.members)
+        if differ is not None:
+            self._write(differ)
 
     def _fail(self, error: ElastixError | None) -> None:
         """What came first counts."""

@@ -144,6 +144,19 @@ class RunState:
         while self.taken and self.taken[-1][0] >= step:
             self.taken.pop()
 
+    def processors_of(self, members: Sequence[int]) -> ProcessorsDiffer | None:
+        """What is to be said, once, if those who are to compute together round differently."""
+        if len(self.kinds) < 2 or self.processors >= self.kinds:
+            return None
+        kinds: dict[str, list[int]] = {}
+        for worker in members:
+            kind = self.computes_with.get(worker)
+            if kind:
+                kinds.setdefault(kind, []).append(worker)
+        if len(kinds) < 2 or self.processors >= kinds.keys():
+            return None
+        return ProcessorsDiffer(kinds={kind: tuple(who) for kind, who in kinds.items()})
+
     def unaccounted(self, present: Collection[int]) -> set[int]:
         """Workers that were members last, are not present, and whose end nobody has told."""
         return self.members - set(present)

@@ -32,6 +32,7 @@ class RunTerms:
         failure: the limits.
         first_step_s: see FailureDetector.
         shadows: further workers that follow the group and are not in it.
+        in_parts: workers are several processes, which have a State in parts when theirs is lost.
     """
 
     founders: int
@@ -40,6 +41,7 @@ class RunTerms:
     failure: FailureConfig
     first_step_s: float
     shadows: int = 0
+    in_parts: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -143,6 +143,7 @@ class Controller(Shell):
             failure=plan.failure,
             first_step_s=plan.failure.start_timeout_s,
             shadows=scaling.shadows,
+            in_parts=bool(scaling.crew),
         )
         listeners = Events()
         if plan.metrics:

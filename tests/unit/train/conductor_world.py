@@ -75,6 +75,7 @@ class World:
         *,
         spares=0,
         shadows=0,
+        in_parts=False,
         min_workers=1,
         max_workers=None,
         steps=60,
@@ -96,6 +97,7 @@ class World:
             failure=self.failure,
             first_step_s=first_step_s,
             shadows=shadows,
+            in_parts=in_parts,
         )
         self.conductor = Conductor(self.terms)
         self.now = 0.0

@@ -1198,6 +1198,50 @@ def test_who_holds_the_parts_of_the_state_founds_the_group_alone():
     assert conductor.phase is Phase.RUNNING
 
 
+@pytest.mark.parametrize("held", [True, False])
+def test_a_stop_waits_for_those_who_have_the_state_in_parts(held):
+    world = World(2, in_parts=True)
+    world.play(30)
+    conductor = world.conductor
+    conductor.stop("Ctrl-C", world.now)
+    for worker in list(conductor.workers):
+        conductor.died(worker, world.now)
+    conductor.tick(world.now)
+    assert conductor.phase is Phase.GOING_BACK
+    step = conductor.state.step
+    actions = conductor.went_back(Resumed(step=step if held else 0, ref="", held=held), world.now)
+    actions += conductor.room(5, more=True, now=world.now)
+    actions += conductor.tick(world.now)
+    assert started(actions) == ([conductor.founder] if held else [])
+    if held:
+        founder = conductor.founder
+        conductor.hear(founder, Started(pid=1), world.now)
+        conductor.hear(founder, Ready(None), world.now)
+        generation = conductor.membership.generation
+        actions = conductor.hear(founder, Entered(generation), world.now)
+        assert Tell(founder, StoreSoon()) in actions
+        actions = conductor.tick(world.now + 10) + conductor.room(5, more=True, now=world.now + 10)
+        assert started(actions) == []
+        assert conductor.phase is Phase.RUNNING
+        world.store(step, "notice")
+    assert conductor.phase is Phase.OVER
+    assert conductor.ending().outcome == "interrupted"
+
+
+def test_a_stop_does_not_wait_for_parts_for_ever():
+    world = World(2, in_parts=True)
+    world.play(30)
+    conductor = world.conductor
+    for worker in list(conductor.workers):
+        conductor.died(worker, world.now)
+    conductor.tick(world.now)
+    conductor.stop("Ctrl-C", world.now)
+    assert conductor.phase is Phase.GOING_BACK
+    for second in range(21):
+        conductor.tick(world.now + second)
+    assert conductor.phase is Phase.OVER
+
+
 def test_if_the_founder_is_lost_nobody_else_founds_the_group_but_from_a_stored_state():
     """Others know no State that the journal has been told of."""
     world = World(3)
