@@ -95,6 +95,7 @@ def train_function(script: Path, name: str) -> Callable[..., None]:
     Raises:
         ConfigError: there is no such file, or no such function in it.
     """
+    _require_file(script)
     train = None
     if _may_bind(script, name):  # a plain script would train before it is refused
         train = getattr(load(script), name, None)

@@ -1,8 +1,10 @@
 """Scripts that commands load for what is in them."""
 
+import os
+
 import pytest
 
-from elastix.commands.run import load
+from elastix.commands.run import load, train_function
 from elastix.errors import ConfigError
 
 SEARCHES = """
@@ -32,3 +34,10 @@ def test_a_script_that_starts_something_by_itself_is_not_loaded(tmp_path):
     with pytest.raises(ConfigError, match=r"calls run\(\) itself when it is loaded"):
         load(script, script.stem)
     assert not (tmp_path / "store").exists()
+
+
+@pytest.mark.timeout(10)
+def test_a_script_that_is_no_file_is_refused_before_it_is_read(tmp_path):
+    os.mkfifo(tmp_path / "pipe.py")  # a read of it would wait, and one of /dev/zero never end
+    with pytest.raises(ConfigError, match=r"there is no file .*pipe\.py. Nothing was started"):
+        train_function(tmp_path / "pipe.py", "train")
