@@ -10,7 +10,8 @@ export RAY_USAGE_STATS_ENABLED ?= 0
 # Python keeps what it compiles: tests start hundreds of processes that import elastix.
 export PYTHONDONTWRITEBYTECODE =
 
-.PHONY: help demo test coverage mutants check bench bench-counts bench-short endurance chaos gpu examples versions screenshots docs wheel pins clean
+.PHONY: help demo test coverage mutants check bench bench-counts bench-short endurance chaos gpu examples versions screenshots docs wheel pins clean \
+	$(wildcard examples/*.py) examples/notebook.ipynb
 
 help:
 	@echo "make demo      search a convnet, then train the winner while workers are killed and stopped"
@@ -66,10 +67,15 @@ docs: $(READY)
 wheel: $(READY)
 	$(BIN)/python -m build --outdir dist .
 
-examples: $(READY)
-	set -e; for script in examples/*.py; do echo "== $$script"; $(BIN)/python $$script; done
+# One target each, so that `make --jobs=2` runs two at once.
+EXAMPLES := $(sort $(wildcard examples/*.py))
+examples: $(EXAMPLES) examples/notebook.ipynb
+$(EXAMPLES): $(READY)
+	@echo "== $@"
+	@$(BIN)/python $@
+examples/notebook.ipynb: $(READY)
 	mkdir -p build
-	$(BIN)/jupyter-execute --output $(abspath build)/notebook.ipynb examples/notebook.ipynb
+	$(BIN)/jupyter-execute --output $(abspath build)/notebook.ipynb $@
 	$(BIN)/python -c 'import json; cells = json.load(open("build/notebook.ipynb"))["cells"]; \
 		fits = [one["outputs"] for one in cells if ".fit()" in "".join(one["source"])]; \
 		assert [len(shown) for shown in fits] == [1], "a fit is one display, not " + str(fits)'
