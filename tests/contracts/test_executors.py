@@ -2,11 +2,14 @@
 
 import os
 import signal
+import time
+from pathlib import Path
 
 import pytest
 
 import elastix
 from elastix.config import ScalingConfig
+from elastix.search.executors.executor import Ended
 from elastix.search.executors.serial import Local
 from elastix.testing.executor_contract import ExecutorContract, tells
 from tests.chaos.test_shared_kills import a_folder, numbers
@@ -16,6 +19,16 @@ def dies(ctx):
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+def waits(ctx):
+    """The first that is not short ends when all that were given out with it have."""
+    folder, number = Path(ctx.config["folder"]), ctx.config["number"]
+    while number == LONG and len(list(folder.iterdir())) < LONG + 3:
+        time.sleep(0.01)
+    (folder / f"{number}").touch()
+    ctx.report(score=0.0)
+
+
+LONG = 40
 KEPT = []  # as long as the process lives
 
 
@@ -76,6 +89,24 @@ class TestPool(ExecutorContract):
         assert [ends[n].alone for n in range(6)] == [n == 2 for n in range(6)]
         assert ends[2].reserved_bytes > ends[0].reserved_bytes > 0
         assert all(ended.peak_bytes >= ended.base_bytes > 0 for ended in ends.values())
+
+    def test_nothing_waits_behind_a_long_run_while_a_worker_is_idle(self, tmp_path):
+        def work(number):
+            return self.work(number, config={"number": number, "folder": str(tmp_path)})
+
+        with self.opened(waits) as executor:
+            self.collect(executor, [work(n) for n in range(LONG)])
+            assert executor.room >= 4  # what is so short is queued
+            for number in range(LONG, LONG + 4):
+                executor.submit(work(number))
+            ended = []
+            while len(ended) < 4:
+                for news in executor.poll(1.0):
+                    if isinstance(news, Ended) and news.kind == "returned":
+                        executor.submit(work(news.number))
+                    elif isinstance(news, Ended):
+                        ended.append(news.number)
+        assert sorted(ended) == [*range(LONG, LONG + 4)]
 
     def test_nothing_is_left_of_what_a_stopped_worker_shared(self):
         seed, folder = a_folder()

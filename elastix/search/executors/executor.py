@@ -68,7 +68,7 @@ class EndedKind(StrEnum):
     RAISED: the train function raised.
     STARVED: there was too little memory for it, whoever said so.
     LOST: its worker died.
-    RETURNED: its worker died before it began.
+    RETURNED: it had not begun, and is as if it had never been given out.
     """
 
     FINISHED = "finished"

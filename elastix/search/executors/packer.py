@@ -248,6 +248,13 @@ class Packer:
         free = sum(max(0, depth - len(seat.held)) for seat in self._seats.values())
         return max(0, free - len(self._waiting))
 
+    def idle_for(self, wanted: int) -> bool:
+        """Whether a seat with nothing to do has so many bytes."""
+        return any(
+            not seat.held and seat.host.capacity - seat.host.used >= max(0, wanted - seat.reserved)
+            for seat in self._seats.values()
+        )
+
     def place(self, depth: int = 1) -> list[Placement]:
         """Give seats to those that wait, as far as they fit.
 

@@ -70,6 +70,8 @@ class _WorkerHandle:
     asked_of: "_Given | None" = None  # what it had in hand then
     asked_s: float = 0.0
     seen: int = 0
+    begun_s: float = 0.0  # when the first one began, as far as is known here
+    giving_back: Any = None  # the answer to that, while it is awaited
     group: tuple[Tail, GroupDeaths] | None = None  # of a trial of several workers
 
     @property
@@ -191,6 +193,8 @@ class Pool:
             handle = self._handles[placement.seat]
             self._turn += 1
             ref = handle.actor.run.remote(packed(work), self._turn)
+            if not handle.inhand:
+                handle.begun_s = time.monotonic()
             handle.inhand.append(_Given(ref, work, placement, self._turn))
             if self._scaling.max_workers > 1:
                 handle.group = Tail(journal_of(work, self._store)), GroupDeaths(self._deaths)
@@ -200,6 +204,7 @@ class Pool:
         self._access.look()
         self._recruit()
         self._ask()
+        self._take_back()
         places = dict(self._places())
         patience_s = min(timeout_s, _ASK_EVERY_S)
         over, _ = ray.wait(list(places), timeout=patience_s, num_returns=1) if places else ([], [])
@@ -266,8 +271,8 @@ class Pool:
                 found.append((handle.greeting, handle))
             refs = [given.ref for given in handle.inhand]
             found += [(ref, handle) for ref in (refs if queued else refs[:1])]
-            if handle.asked is not None:
-                found.append((handle.asked, handle))
+            asked = (handle.asked, handle.giving_back)
+            found += [(ref, handle) for ref in asked if ref is not None]
         return found
 
     def _take(self, handle: _WorkerHandle, ref: Any, answer: Any) -> list[WorkReport | Ended]:  # noqa: ANN401
@@ -287,14 +292,26 @@ class Pool:
                 return []
             handle.seen, told = answer
             return list(told)
+        if ref == handle.giving_back:
+            handle.giving_back = None
+            return self._given_back(handle, answer)
         return [self._over(handle, answer)]
+
+    def _given_back(self, handle: _WorkerHandle, answer: Any) -> list[WorkReport | Ended]:  # noqa: ANN401
+        """What was queued there and has not begun is as if it had never been given out."""
+        turns = [] if isinstance(answer, BaseException) else answer
+        back = [given for given in handle.inhand if given.turn in turns]
+        for given in back:
+            handle.inhand.remove(given)
+            self._packer.end(given.work.number)
+        return [Ended(number=given.work.number, kind=EndedKind.RETURNED) for given in back]
 
     def _over(self, handle: _WorkerHandle, value: Any) -> Ended:  # noqa: ANN401
         given = handle.inhand.popleft()
         work = given.work
         self._packer.end(work.number)
         _hear_of_deaths(handle)
-        handle.asked_s = time.monotonic()
+        handle.asked_s = handle.begun_s = time.monotonic()
         if isinstance(value, bytes):
             ended: Ended = pickle.loads(value)
             seconds = ended.finished_s - ended.started_s
@@ -425,6 +442,18 @@ class Pool:
                 handle.asked_s, handle.asked_of = now, handle.first
                 handle.asked = handle.actor.reports.remote(handle.seen)
                 _hear_of_deaths(handle)
+
+    def _take_back(self) -> None:
+        """Work behind a run that was taken for short, and is not, goes to a worker that is idle."""
+        if self._depth == 1 or self._waiting or all(h.inhand for h in self._handles.values()):
+            return
+        now = time.monotonic()
+        for handle in self._handles.values():
+            behind = [*islice(handle.inhand, 1, None)]
+            late = behind and handle.giving_back is None and now - handle.begun_s > _SHORT_S
+            if late and self._packer.idle_for(behind[0].placement.reserved):
+                turns = [given.turn for given in behind]
+                handle.giving_back = handle.actor.give_back.remote(turns)
 
     # ------------------------------------------------------------------ workers
 

@@ -7,9 +7,10 @@ Not here: which trial, and what becomes of it when this process dies (pool).
 
 import os
 import pickle
+import threading
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -100,6 +101,9 @@ class PoolWorker(ABC):
         self._train = train
         self._reports = Reports()
         self._halted: set[int] = set()
+        self._begun = 0  # the turn of the newest run
+        self._given_back: set[int] = set()  # turns of runs that others have
+        self._turns = threading.Lock()
         self._at = "idle"
 
     def __repr__(self) -> str:
@@ -116,8 +120,13 @@ class PoolWorker(ABC):
 
         Args:
             given: the Work.
-            turn: by which this run is halted; a later one of the trial has another.
+            turn: by which this run is halted; a later one of the trial has another. They grow.
         """
+        with self._turns:
+            if turn in self._given_back:  # nobody waits for this answer
+                self._given_back.discard(turn)
+                return b""
+            self._begun = turn
         work: Work = pickle.loads(given)
         self._at = f"trial={work.number}"
         try:
@@ -150,6 +159,14 @@ class PoolWorker(ABC):
     def halt(self, turn: int) -> None:
         """End a run soon. If it is over already, the trial's next one is left alone."""
         self._halted.add(turn)
+
+    @ray.method(concurrency_group="control")
+    def give_back(self, turns: Sequence[int]) -> list[int]:
+        """Of runs that are queued here those that have not begun; none of these will."""
+        with self._turns:
+            back = [turn for turn in turns if turn > self._begun]
+            self._given_back.update(back)
+            return back
 
 
 class LoneWorker(PoolWorker):

@@ -61,6 +61,49 @@ def test_a_trial_that_is_queued_behind_another_has_not_started():
     assert list(pool.held_back) == [8]
 
 
+def with_workers(*numbers):
+    pool = Pool()
+    pool._usual_s = 0.001  # what is very short is queued
+    said = Hello(node="n", pid=1, host="n", idle_bytes=1, capacity_bytes=1000)
+    for number in numbers:
+        pool._handles[number] = _WorkerHandle(number, Deaf(), "greeting", hello=said)
+        pool._packer.enter(number, "n", idle=1, capacity=1000)
+    return pool
+
+
+def test_what_is_queued_behind_a_long_run_goes_to_an_idle_worker():
+    pool = with_workers(0, 1)
+    for number in range(4):
+        pool.submit(Work(number=number, name=f"a-{number:05d}", config={}, seed=2))
+    long, short = pool._handles[0], pool._handles[1]
+    assert [given.work.number for given in long.inhand] == [0, 2]
+    pool._take_back()
+    assert long.giving_back is None  # the other worker has work, too
+    for given in [*short.inhand]:
+        pool._over(short, packed(Ended(number=given.work.number, kind=EndedKind.FINISHED)))
+    pool._usual_s = 0.001
+    long.begun_s -= 1.0
+    pool._take_back()
+    queued = long.inhand[1]
+    assert long.giving_back == ([queued.turn],)
+    (back,) = pool._take(long, long.giving_back, [queued.turn])
+    assert (back.number, back.kind) == (2, EndedKind.RETURNED)
+    assert [given.work.number for given in long.inhand] == [0]
+    pool.submit(queued.work)
+    assert [given.work.number for given in short.inhand] == [2]
+
+
+def test_what_has_begun_meanwhile_is_not_taken_back():
+    pool = with_workers(0)
+    for number in range(2):
+        pool.submit(Work(number=number, name=f"a-{number:05d}", config={}, seed=2))
+    handle = pool._handles[0]
+    handle.giving_back = "asked"
+    assert pool._take(handle, "asked", []) == []
+    assert [given.work.number for given in handle.inhand] == [0, 1]
+    assert handle.giving_back is None
+
+
 class Deaf:
     """An actor that says nothing."""
 
