@@ -79,9 +79,7 @@ class Roster:
         self._min_workers = min_workers
         self._finished: set[int] = set()
         self._members: set[int] = set()  # of the newest membership
-        self._entering: set[int] = (
-            set()
-        )  # of them, those that have not confirmed to be in the group
+        self._entering: set[int] = set()  # of them, those that have not confirmed it
         self._dead: set[int] = set()  # of them, known to be lost when nobody had the State any more
         self._settled = 0  # how many of them have confirmed the newest generation
         self._let_go: dict[int, tuple[int, ...]] = {}  # by proposal: members that leave there
