@@ -793,6 +793,15 @@ class Simulation:
                 self.arrived.setdefault(message.generation, set()).add(worker.me)
         self.wake(worker)
 
+    def lose_mail(self, worker: Worker) -> None:
+        """What it was told last is lost, and the rest arrives: whoever told it is no more."""
+        for _ in range(self.choose(len(worker.mail) + 1)):
+            worker.mail.pop()
+        while worker.alive and worker.mail:
+            self.deliver(worker)
+        worker.mail.clear()
+        self.uninformed.discard(worker)
+
     def wake(self, worker: Worker) -> None:
         """Something has changed that it may wait for."""
         if worker.alive and worker not in self.runnable and self._may_run(worker):

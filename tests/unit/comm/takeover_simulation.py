@@ -89,12 +89,7 @@ class TakeoverSimulation(Simulation):
         for worker in self.workers:
             worker.outbox.clear()
             self.senders.discard(worker)
-            for _ in range(self.choose(len(worker.mail) + 1)):
-                worker.mail.pop()
-            while worker.alive and worker.mail:
-                self.deliver(worker)
-            worker.mail.clear()
-            self.uninformed.discard(worker)
+            self.lose_mail(worker)
 
     def push(self, membership: Membership | None) -> None:
         if membership is not None:  # it is in the journal before anybody is told

@@ -403,12 +403,7 @@ class LedSimulation(Simulation):
             self.senders.add(worker)
         else:
             self.senders.discard(worker)
-        for _ in range(self.choose(len(worker.mail) + 1)):
-            worker.mail.pop()
-        while worker.alive and worker.mail:
-            self.deliver(worker)
-        worker.mail.clear()
-        self.uninformed.discard(worker)
+        self.lose_mail(worker)
 
     def take_out(self) -> None:
         """The old controller takes a worker for lost that lives, and dies before it ends it."""
