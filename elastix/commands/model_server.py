@@ -85,7 +85,7 @@ class ServedModel:
         try:
             self._now = self._load(before)
             self.failure = ""
-        except Exception as error:  # noqa: BLE001 - the model that answers goes on
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - the model that answers goes on
             known = isinstance(error, ElastixError)
             self.failure = str(error) if known else f"{type(error).__name__}: {error}"
         return self._now is not before
@@ -124,7 +124,7 @@ class ServedModel:
         try:
             with torch.no_grad():
                 found = now.module(batch)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise ConfigError(
                 f"the model does not take inputs of shape {tuple(batch.shape)}: {first_line(error)}"
             ) from error

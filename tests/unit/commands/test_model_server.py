@@ -16,6 +16,8 @@ from elastix.state import State
 from elastix.store import Store
 
 MODELS = """
+from pathlib import Path
+
 from torch import nn
 
 def build():
@@ -23,6 +25,11 @@ def build():
 
 def other():
     return nn.Linear(3, 1)
+
+def licensed():
+    if Path(__file__).with_name("expired").exists():
+        raise SystemExit("no licence")
+    return build()
 """
 
 
@@ -158,6 +165,15 @@ def test_what_cannot_be_loaded_changes_nothing_and_is_told_of(folder):
     put(folder, 3)
     assert model.refresh()
     assert model.failure == ""
+
+
+def test_a_program_that_wants_to_end_is_told_of_and_the_model_goes_on(folder):
+    model = served(folder, function="licensed")
+    first = model.ref
+    (folder / "expired").touch()
+    put(folder, 5)
+    assert not model.refresh()
+    assert (model.ref, model.failure) == (first, "SystemExit: no licence")
 
 
 def test_what_is_not_there_at_the_beginning_is_an_error(folder):
