@@ -308,8 +308,10 @@ class LedSimulation(Simulation):
         self.act(self.conductor.stop("Ctrl-C", self.now))
 
     def store_state(self, worker, want) -> None:
-        """At a boundary where the group stands still."""
+        """At a boundary where the group stands still; what led to it comes to the journal first."""
         worker.inbox.stores = False
+        while worker.outbox and worker.alive:
+            self.hear(worker)
         if list(worker.history) == self.standing:
             self.store(worker.state, "notice")
 
