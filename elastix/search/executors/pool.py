@@ -445,7 +445,7 @@ class Pool:
 
     def _take_back(self) -> None:
         """Work behind a run that was taken for short, and is not, goes to a worker that is idle."""
-        if self._depth == 1 or self._waiting or all(h.inhand for h in self._handles.values()):
+        if self._waiting or all(handle.inhand for handle in self._handles.values()):
             return
         now = time.monotonic()
         for handle in self._handles.values():

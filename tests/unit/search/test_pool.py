@@ -81,7 +81,7 @@ def test_what_is_queued_behind_a_long_run_goes_to_an_idle_worker():
     assert long.giving_back is None  # the other worker has work, too
     for given in [*short.inhand]:
         pool._over(short, packed(Ended(number=given.work.number, kind=EndedKind.FINISHED)))
-    pool._usual_s = 0.001
+    pool._usual_s = 1.0  # nothing would be queued any more; what is stays
     long.begun_s -= 1.0
     pool._take_back()
     queued = long.inhand[1]
