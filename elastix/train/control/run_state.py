@@ -29,6 +29,7 @@ class RunState:
         taken: of committed steps that stand, from which on they were taken in which generation.
         sequence: the highest sequence number of an event that several workers may send.
         losses: workers lost.
+        not_started: workers that could not be started.
         losses_in_a_row: of them, and of those that could not be started, since the last committed
             step.
         gone: workers that were lost or left, or could not be started, since the last committed
@@ -51,6 +52,7 @@ class RunState:
     taken: list[tuple[int, int]] = field(default_factory=list)
     sequence: int = -1
     losses: int = 0
+    not_started: int = 0
     losses_in_a_row: int = 0
     gone: dict[int, str] = field(default_factory=dict)
     out: set[int] = field(default_factory=set)
@@ -101,6 +103,7 @@ class RunState:
                 self.losses_in_a_row += 1
                 self._take_out(event)
             case WorkerNotStarted():
+                self.not_started += 1
                 self.losses_in_a_row += 1
                 self._take_out(event)
             case WorkerLeft():
@@ -176,8 +179,15 @@ class RunState:
         holders = [one for one in present if one.holder]
         if holders:
             return founders or holders
+        # Who was called may be given the State at any moment, or was. Who said that it was ready to
+        # somebody who wanted to end it does not say it again.
+        waiting = self.started - self.called
         if self.step and not any(one.shadow for one in present):
             # Whoever followed is in its loop, and those who found the group anew come from the
             # beginning.
-            return [one for one in present if not one.ready or one in founders]
-        return present
+            waiting = set()
+        return [
+            one
+            for one in present
+            if not one.ready or one.shadow or one in founders or one.worker in waiting
+        ]

@@ -640,25 +640,48 @@ def test_whoever_waited_in_vain_is_met_in_no_newer_group(behind):
 def test_another_conductor_that_misses_a_founder_it_never_heard_of_says_what_it_knows():
     terms = replace(World(3, replace=False).terms, min_workers=3)
     conductor = Conductor(terms)
-    found = [
-        Found(
-            worker=w,
-            pid=1,
-            node="",
-            device="cpu",
-            generation=0,
-            address=None,
-            ready=True,
-            holder=False,
-        )
-        for w in (0, 2)
-    ]
+    found = [ready(0), ready(2)]
     state = RunState(started={0, 2})
     conductor.take_over(state, found, {0, 1, 2}, Resumed(step=0, ref=""), 1.0)
     conductor.room(0, more=False, now=1.0)
     conductor.tick(1.2)
     assert isinstance(conductor.error, QuorumLost)
     assert str(conductor.error).startswith("some workers were gone before the group")
+
+
+def ready(worker: int, *, holder: bool = False) -> Found:
+    return Found(
+        worker=worker,
+        pid=1,
+        node="",
+        device="cpu",
+        generation=0,
+        address=None,
+        ready=True,
+        holder=holder,
+    )
+
+
+def test_who_said_that_it_was_ready_to_who_wanted_to_end_it_does_not_found_the_run():
+    """It does not say it again; the run stood still, one worker short."""
+    state = RunState(started={0})
+    assert [one.worker for one in state.of_use([ready(0), ready(1)])] == [0]
+
+
+def test_who_may_be_given_the_state_meanwhile_does_not_found_the_run_anew():
+    """It was called to a group whose only holder the old controller took for lost."""
+    state = RunState()
+    for event in (
+        WorkerStarted(worker=0, pid=1, node="", device=""),
+        GenerationFormed(generation=1, members=(0,), cause="start", urgent=True),
+        WorkerStarted(worker=1, pid=2, node="", device=""),
+        GenerationFormed(generation=2, members=(0, 1), cause="join", urgent=False),
+        WorkerLost(worker=0, rank=0, generation=2, cause="died"),
+        WorkerStarted(worker=2, pid=3, node="", device=""),
+    ):
+        state.take(event)
+    assert [one.worker for one in state.of_use([ready(1), ready(2)])] == [2]
+    assert [one.worker for one in state.of_use([ready(1, holder=True), ready(2)])] == [1]
 
 
 def test_another_conductor_goes_on_with_the_stop():
