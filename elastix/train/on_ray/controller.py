@@ -293,7 +293,7 @@ class Controller(Shell):
         now = time.monotonic()
         self._do(self._conductor.take_over(state, found, known, self._stored(), now))
         self._places = {process: self._places[process] for process in self._handles}
-        self._slots.take_over(list(self._places.values()))
+        self._take_slots_over()
         for one in present:
             if one.process in self._handles:
                 handle = self._handles[one.process]
@@ -302,6 +302,12 @@ class Controller(Shell):
                 self._listen(handle, one.lifeline)
         holders = sum(one.holder for one in found)
         logger.info("took over workers=%d holders=%d", len(found), holders)
+
+    def _take_slots_over(self) -> None:
+        """Where nobody is replaced, the room of those that were lost stays empty."""
+        state, replaces = self._conductor.state, self._plan.failure.replace
+        unused = 0 if replaces else state.losses + state.not_started
+        self._slots.take_over(list(self._places.values()), unused)
 
     def _find(self, actors: Mapping[int, Any], present: Sequence[Presence]) -> list[Found]:
         """The workers that there are, of the processes that are present."""

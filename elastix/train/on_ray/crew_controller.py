@@ -175,6 +175,10 @@ class CrewController(CrewShell, Controller):
 
     # ------------------------------------------------------------------ taking over
 
+    def _take_slots_over(self) -> None:
+        """How many processes were lost nobody has written down."""
+        self._slots.take_over(list(self._places.values()))
+
     def _find(self, actors: Mapping[int, Any], present: Sequence[Presence]) -> list[Found]:
         """Workers that are whole. What is left of others is ended: another one is not far."""
         size = self._plan.scaling.processes

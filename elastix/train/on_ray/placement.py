@@ -102,14 +102,21 @@ class Slots:
         self._noticed: set[str] | None = set()  # None: what was requested is of another controller
         self._looked = 0.0
 
-    def take_over(self, used: Sequence[Slot]) -> None:
-        """Another controller had these slots, and its workers live in them."""
+    def take_over(self, used: Sequence[Slot], unused: int = 0) -> None:
+        """Another controller had these slots, and its workers live in them.
+
+        Args:
+            used: these.
+            unused: how many others stay empty, because who was there is not replaced.
+        """
         founding = {slot.bundle for slot in used if slot.founding}
         groups = [slot.group for slot in used if not slot.founding]
         with self._lock:
             self._noticed = None
-            self._resting += [slot for slot in self._free if slot.bundle not in founding]
+            idle = [slot for slot in self._free if slot.bundle not in founding]
+            self._resting += idle[unused:]
             self._free = []
+            self._missing -= max(0, unused - len(idle))
             taken = {group.id for group in groups}
             for group in groups_named(f"{self._name}{SLOT}"):
                 self._own.append(group)

@@ -215,6 +215,18 @@ def test_what_stands_for_founders_room_is_not_asked_for_again_by_another_control
     assert cluster.asked == asked
 
 
+@pytest.mark.parametrize(("lost", "left"), [(0, 2), (1, 1), (2, 0), (3, -1)])
+def test_room_of_who_was_lost_and_is_not_replaced_stays_empty_under_another_controller(
+    cluster, lost, left, monkeypatch
+):
+    monkeypatch.setattr(placement, "groups_named", lambda _: [])
+    room = slots(2, crew=False)  # two founders' places, and one that is missing
+    room.take_over([], unused=lost)
+    room.look()
+    assert (room.free, len(cluster.asked)) == (max(0, left), 1 if left >= 0 else 0)
+    assert room.more == (left >= 0)
+
+
 @pytest.mark.parametrize("crew", [False, True])
 def test_what_another_controller_had_asked_for_elsewhere_is_asked_for_anywhere(
     cluster, crew, monkeypatch
