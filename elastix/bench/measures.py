@@ -326,6 +326,7 @@ class ScalingMeasured:
         cpus: of each worker.
         sizes: in the order of the numbers of workers.
         versions: of what it ran on.
+        cut_short: it ended before all was measured.
     """
 
     script: str
@@ -335,6 +336,7 @@ class ScalingMeasured:
     timing: Timing
     sizes: Sequence[SizeMeasured]
     versions: Mapping[str, str]
+    cut_short: bool = False
 
     def efficiency(self, size: SizeMeasured, system: str) -> float | None:
         """Rate per worker over that of the smallest group; `system` is elastix or ddp."""
@@ -351,7 +353,14 @@ class ScalingMeasured:
     @property
     def notes(self) -> list[str]:
         """What a reader must know to take the numbers for what they are."""
-        return [*self._of_cores(), *self._of_batches(), *self._of_ddp(), *self._of_kills()]
+        cut = ["The benchmark was cut short: what is missing here was not measured."]
+        return [
+            *(cut if self.cut_short else ()),
+            *self._of_cores(),
+            *self._of_batches(),
+            *self._of_ddp(),
+            *self._of_kills(),
+        ]
 
     def _of_cores(self) -> Iterator[str]:
         over = [str(size.workers) for size in self.sizes if self.oversubscribed(size)]

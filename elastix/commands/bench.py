@@ -16,7 +16,6 @@ from typing import Annotated, Any
 import typer
 
 from elastix.bench.measures import (
-    Rate,
     ScalingMeasured,
     SizeMeasured,
     Timing,
@@ -26,7 +25,7 @@ from elastix.bench.measures import (
 from elastix.commands.output import AsJson, complain, print_table, undisturbed
 from elastix.commands.run import Function, Script, Settings, pairs, train_function
 from elastix.config import ScalingConfig
-from elastix.errors import ConfigError
+from elastix.errors import ConfigError, ElastixError
 from elastix.observe.progress import number
 
 
@@ -70,9 +69,16 @@ def bench(
         raise ConfigError(
             f"{page} cannot be the page: {error}. Nothing was started. Name another: --out."
         ) from error
+    measured: list[SizeMeasured] = []
+    cut: BaseException | None = None
     with undisturbed(as_json):
         train = train_function(script, function)
-        measured = _measure(train, chosen, sizes, timing, ddp=ddp, cpus=cpus, seed=seed)
+        try:
+            _measure(train, chosen, sizes, timing, measured, ddp=ddp, cpus=cpus, seed=seed)
+        except (ElastixError, KeyboardInterrupt) as error:
+            if not measured:
+                raise
+            cut = error  # what took minutes to measure is told first
     found = ScalingMeasured(
         script=str(script),
         function=function,
@@ -81,6 +87,7 @@ def bench(
         timing=timing,
         sizes=measured,
         versions=_versions(),
+        cut_short=cut is not None,
     )
     from elastix.report.page import write  # not for --help
     from elastix.report.scaling import COLUMNS, cells, scaling_page
@@ -93,6 +100,8 @@ def bench(
     write(scaling_page(found, shlex.join(["elastix", *sys.argv[1:]]), made), page)
     if not as_json:
         complain(f"page: {page}")
+    if cut is not None:
+        raise cut
 
 
 def _measure(
@@ -100,20 +109,21 @@ def _measure(
     config: Mapping[str, Any],
     sizes: list[int],
     timing: Timing,
+    measured: list[SizeMeasured],
     *,
     ddp: bool,
     cpus: float,
     seed: int,
-) -> list[SizeMeasured]:
+) -> None:
     """Every size, elastix and DDP in turn, so that what the machine does besides hits both.
 
-    Ray starts processes ahead of their use when it comes up; DDP comes second, when that is over.
+    Each is in `measured` as soon as it is known. Ray starts processes ahead of their use when it
+    comes up; DDP comes second, when that is over.
     """
     from elastix.bench.ddp_group import measure_ddp  # not for --help
     from elastix.bench.elastic_group import measure_elastix, own_ray, pickled
 
     code = pickled(train, config, seed)
-    measured = []
     with (
         tempfile.TemporaryDirectory(prefix="elastix-scaling-", ignore_cleanup_errors=True) as name,
         own_ray(max(sizes) * cpus),
@@ -132,7 +142,7 @@ def _measure(
                 progress=complain,
             )
             complain(f"{size} under elastix: {number(one.elastix.samples_per_s)} samples/s")
-            rate: Rate | None = None
+            measured.append(one)
             if ddp:
                 complain(f"{size} under DDP ...")
                 rate = measure_ddp(
@@ -146,8 +156,7 @@ def _measure(
                     step_s=one.elastix.step_s,
                 )
                 complain(f"{size} under DDP: {number(rate.samples_per_s)} samples/s")
-            measured.append(replace(one, ddp=rate))
-    return measured
+                measured[-1] = replace(one, ddp=rate)
 
 
 def as_values(found: ScalingMeasured, page: Path) -> dict[str, Any]:
