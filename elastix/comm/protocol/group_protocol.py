@@ -524,6 +524,11 @@ class GroupProtocol(InGroup):
         decision = self._rule(positions, membership.members)
         if decision.gone:
             self._look_if_gone(group, decision)
+        if decision.founding and self.joiner.has_followed:
+            raise Fenced(
+                f"worker {self._me} has followed others, who are lost, and cannot begin the run "
+                "with those that are at its beginning"
+            )
         generation, members = membership.generation, membership.members
         yield from self._crew.say(Meeting(generation, members, decision.donor, decision.newcomers))
         if decision.donor is not None:

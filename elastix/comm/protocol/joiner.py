@@ -82,6 +82,7 @@ class Joiner:
     Attributes:
         equal: the State was not found to differ from the donor's when it was compared last.
         at_door: it follows no longer, and has not been told yet what group it enters.
+        has_followed: it was given a State once, and is past the beginning of the train function.
     """
 
     def __init__(self, me: int, inbox: Inbox, called: Callable[[], bool]) -> None:
@@ -92,6 +93,7 @@ class Joiner:
         self._failures = 0
         self.equal = True
         self.at_door = False
+        self.has_followed = False
 
     @property
     def shadow(self) -> bool:
@@ -155,6 +157,7 @@ class Joiner:
             stream.ask_digest()
         joined: Joined = yield Adopt(given)
         self._catchup = _Catchup(stream, joined)
+        self.has_followed = True
         if self.shadow:
             yield Level(equal=False)
         return given.operation

@@ -181,7 +181,7 @@ class RunState:
             return founders or holders
         # Who was called may be given the State at any moment, or was. Who said that it was ready to
         # somebody who wanted to end it does not say it again.
-        waiting = self.started - self.called
+        waiting = {one.worker for one in present if one.operation < 0} & self.started - self.called
         if self.step and not any(one.shadow for one in present):
             # Whoever followed is in its loop, and those who found the group anew come from the
             # beginning.

@@ -924,6 +924,20 @@ def test_a_joiner_that_loses_its_donor_in_an_operation_ends():
         play(Await)
 
 
+def test_a_joiner_whose_donor_is_lost_does_not_begin_the_run():
+    """It is in its loop. Another controller had not heard so when it called it."""
+    protocol, inbox, stream = follower()
+    play = follow(protocol, stream)
+    stream.failed = True
+    play(Await)
+    play(Lonely)
+    inbox.publish(Membership(3, (2, 4), cause="start"))
+    play(Await)
+    there = [Position(-1), Position(-1)]
+    with pytest.raises(Fenced, match="worker 2 has followed others, who are lost"):
+        enters(play, 3, 2, 4, positions=there, first=False)
+
+
 @pytest.mark.parametrize("told", [watched(5, kind=2), watched(6)])
 def test_a_joiner_that_does_something_else_than_the_group_says_what(told):
     protocol, _, stream = follower()
