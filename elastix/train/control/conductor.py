@@ -371,6 +371,9 @@ class Conductor:
         if self.phase is not Phase.RUNNING:
             return []
         extinct = self._roster.extinct and self._shadows.heir is None
+        if extinct and self._shadows.listens(now):
+            self._check_hangs(now)
+            return self._done()
         if extinct and (self._failure.replace or self._shadows.can_go_on):
             self._going_back = True
             return []
@@ -475,6 +478,7 @@ class Conductor:
             )
         member.address, member.ready = message.address, True
         if self._shadows.takes(worker, self._roster):
+            self._shadows.at(worker, message.operation)
             self._push(self._roster.shadow_lonely(worker))
             self._invite_shadows()
             return
@@ -529,10 +533,8 @@ class Conductor:
             if sequence is not None and sequence <= self.state.sequence:
                 continue
             self._write(event, sequence)
-            if (
-                isinstance(event, StepCommitted)
-                and event.generation == self._roster.newest.generation
-            ):
+            newest = self._roster.newest.generation
+            if isinstance(event, StepCommitted) and event.generation == newest:
                 self._vacant_since = float("-inf")
                 self._fill(now)
 

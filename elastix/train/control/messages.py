@@ -42,10 +42,12 @@ class Ready:
     Attributes:
         address: where joiners can follow this worker; None where nobody ever joins.
         computes_with: on what its last bits depend, as text (exactness.computes_with).
+        operation: number of its next one; negative without a State.
     """
 
     address: Address | None
     computes_with: str = ""
+    operation: int = -1
 
 
 @dataclass(frozen=True)

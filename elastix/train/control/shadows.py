@@ -17,6 +17,7 @@ from elastix.train.control.run_state import RunState
 from elastix.train.control.terms import RunTerms
 
 _DONORS = 8  # of which a shadow is told
+_LAST_STEPS_S = 2.0  # until all have said where they stand; it takes milliseconds
 
 
 @dataclass
@@ -48,6 +49,7 @@ class Shadows:
         self.heir: int | None = None
         self._terms = terms
         self._stored = 0
+        self._listens_since: float | None = None
         self._shadows: dict[int, _Shadow] = {}
 
     def __contains__(self, worker: int) -> bool:
@@ -75,9 +77,13 @@ class Shadows:
         The group comes first until it is as large as it began; then shadows, growth, and spares.
         """
         if worker not in self._shadows:
-            size = len(roster.members) + len(roster.watching) + len(roster.waiting)
+            outside = {*roster.watching, *roster.waiting} - {worker}
+            size = len(roster.members) + len(outside)
             if not (self.lacking and roster.holders and size >= self._terms.founders):
                 return False
+            if worker in roster.members:
+                return False  # it was heard before, by another conductor
+            roster.lost(worker)  # or waits already
         self._shadows.setdefault(worker, _Shadow()).asks = True
         return True
 
@@ -113,7 +119,8 @@ class Shadows:
     def at(self, worker: int, operation: int) -> None:
         """It has come to that operation."""
         shadow = self._shadows.get(worker)
-        if shadow is not None:
+        if shadow is not None and operation >= 0:
+            shadow.has_state = True
             shadow.operation = max(shadow.operation, operation)
 
     def entered(self, worker: int) -> None:
@@ -126,12 +133,26 @@ class Shadows:
         if self.heir == worker:
             self.heir = None
 
+    def listens(self, now: float) -> bool:
+        """Whether the furthest is not known yet, all members being lost.
+
+        One of several may have more to do of what it was told, until it says that it has nobody to
+        follow.
+        """
+        able = [shadow for shadow in self._shadows.values() if shadow.has_state]
+        if len(able) < 2 or all(shadow.asks for shadow in able):
+            return False
+        if self._listens_since is None:
+            self._listens_since = now
+        return now - self._listens_since <= _LAST_STEPS_S
+
     def call(self, stored: Resumed) -> int | None:
         """The one to go on when all members are lost: the furthest. None if nobody has the State.
 
         Args:
             stored: what the run would go on from without it.
         """
+        self._listens_since = None
         able = [worker for worker, shadow in self._shadows.items() if shadow.has_state]
         if not able:
             return None

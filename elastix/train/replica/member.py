@@ -341,7 +341,7 @@ class Member:
 
     def _say_ready(self) -> None:
         address = self._catch_up.address if self._catch_up is not None else None
-        self._link.send(Ready(address, self._computes_with))
+        self._link.send(Ready(address, self._computes_with, self.call[0]))
 
     def _lonely(self) -> None:
         if self._catch_up is not None:

@@ -283,7 +283,7 @@ class Worker:
 
     def prepare(self):
         """Up to where the controller hears of this worker."""
-        self.outbox.append(("ready", 0))
+        self.outbox.append(("ready", self.protocol.hand.number))
         yield from ()
 
     def left(self):
@@ -649,7 +649,7 @@ class Simulation:
 
     def lonely(self, worker: Worker, want: wants.Lonely) -> None:
         self.seen["lonely"] += 1
-        worker.outbox.append(("ready", 0))
+        worker.outbox.append(("ready", worker.protocol.hand.number))
 
     def imitate(self, worker: Worker, want: wants.Imitate) -> None:
         watched = want.watched

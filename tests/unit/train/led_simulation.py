@@ -53,7 +53,7 @@ from tests.unit.comm.group_simulation import Collective, Simulation, Violation, 
 _MUST_ARRIVE = {"started", "ready", "succeeded", "leave", "record"}
 _MESSAGES = {
     "started": lambda me, _: Started(pid=me + 1),
-    "ready": lambda me, _: Ready(me),
+    "ready": lambda me, operation: Ready(me, operation=operation),
     "level": lambda _, equal: CaughtUp(equal=bool(equal)),
     "entered": lambda _, generation: Entered(generation),
     "doubt": lambda _, generation: Suspect(generation, ""),

@@ -51,6 +51,48 @@ def test_the_furthest_goes_on_and_of_two_the_older():
     assert levelled(9, 9).call(STORED) == 0
 
 
+def test_all_are_heard_before_one_of_several_goes_on():
+    shadows = levelled(7, 9)
+    roster = Roster(0)
+    roster.holders = {5}
+    assert shadows.listens(10.0)
+    assert shadows.takes(1, roster)  # nobody is left whom it could follow
+    shadows.at(1, 9)
+    assert shadows.listens(10.5)
+    assert shadows.takes(0, roster)
+    shadows.at(0, 11)  # it had more to do
+    assert not shadows.listens(11.0)
+    assert shadows.call(STORED) == 0
+
+
+def test_one_that_says_nothing_more_is_not_waited_for_for_long():
+    shadows = levelled(7, 9)
+    assert shadows.listens(10.0)
+    assert not shadows.listens(12.5)
+    assert not levelled(9).listens(10.0)  # there is no choice
+
+
+def test_what_another_conductor_has_heard_before_makes_no_shadow_of_a_member():
+    shadows = Shadows(terms(1))
+    roster = Roster(1)
+    roster.take_over(3, [4], [6])
+    assert 4 in roster.members
+    assert not shadows.takes(4, roster)
+    assert shadows.takes(6, roster)  # it waited; now it does not
+    assert not roster.waiting
+
+
+def test_who_says_where_it_is_has_a_state():
+    shadows = Shadows(terms(1))
+    roster = Roster(0)
+    roster.holders = {0}
+    assert shadows.takes(3, roster)
+    shadows.at(3, -1)
+    assert shadows.call(STORED) is None
+    shadows.at(3, 5)
+    assert shadows.call(STORED) == 3
+
+
 def test_one_without_a_state_does_not():
     shadows = Shadows(terms(1))
     roster = Roster(0)
