@@ -515,7 +515,10 @@ class FailureConfig(_Config):
             samples.
         guard: which steps are discarded; None: none.
         sentinel: compare digests of the workers' States in every step, and remove a worker that
-            differs from the majority.
+            differs from the majority. Of a State of more than 256 KiB each step compares a part:
+            all of 600 MB within a minute, of a larger one in as much longer as it is larger. Not
+            with crews, nor with ExchangeConfig(every_steps=...): there States are compared at
+            checkpoints alone.
         recompute_every: with RunConfig(exact=True), every so many steps one slice is computed by
             two workers, and a worker that miscalculates is removed. In its first step each worker
             computes its first slice three times, which finds code that gives a different result the

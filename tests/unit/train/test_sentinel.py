@@ -1,6 +1,7 @@
 """Which bytes of a State are hashed when: all of them in turn, the same on all, and few enough."""
 
 import itertools
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -8,6 +9,7 @@ from hypothesis import strategies as st
 
 from elastix.train.replica.sentinel import BYTES_PER_US, SHARE, SMALL, TENSOR_COST, Piece, Rotation
 
+ROOT = Path(__file__).parents[3]
 LARGE = [40 << 20, 3, 0, 7 << 20, 1 << 10]
 
 
@@ -68,6 +70,22 @@ def test_hashing_takes_its_share_of_a_step_and_no_more():
     found = passed(rotation, sizes, 40, 200_000)
     assert all(nbytes(pieces) <= max(SMALL, 200_000 * SHARE * BYTES_PER_US) for pieces in found)
     assert nbytes(found[12]) >= 200_000 * SHARE * BYTES_PER_US - len(sizes) * TENSOR_COST
+
+
+@pytest.mark.parametrize(
+    ("said", "state_bytes", "minutes"),
+    [
+        ("a State of up to 600 MB is compared within a minute", 600_000_000, 1),
+        ("one of 12 GB within 20 minutes", 12_000_000_000, 20),
+    ],
+)
+def test_a_pass_takes_no_longer_than_the_documents_say(said, state_bytes, minutes):
+    assert said in " ".join((ROOT / "docs" / "failures.md").read_text(encoding="utf-8").split())
+    rotation, sizes = Rotation(), [state_bytes - TENSOR_COST]
+    passed(rotation, sizes, 20, 1_000_000)
+    rotation.load_state_dict({"step_us": rotation.step_us})  # a pass begins
+    steps = passed(rotation, sizes, minutes * 60, 1_000_000)
+    assert steps[-1][-1].stop == sizes[0]
 
 
 def test_of_what_can_be_hashed_within_a_minute_no_more_is_hashed_in_a_step_than_that_takes():
