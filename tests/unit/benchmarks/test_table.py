@@ -7,6 +7,7 @@ import pytest
 from benchmarks.goals import ROWS
 from benchmarks.table import (
     DOCUMENTS,
+    RESULTS,
     ROOT,
     fleets,
     goals,
@@ -28,6 +29,27 @@ def test_a_document_shows_the_results_that_are_committed(path, name):
     text = (ROOT / path).read_text(encoding="utf-8")
     found = updated(text, name, DOCUMENTS[path][name]())
     assert found == text, "run python -m benchmarks.table --update"
+
+
+def test_numbers_between_the_tables_are_those_of_the_results():
+    page = " ".join((ROOT / "docs" / "benchmarks.md").read_text(encoding="utf-8").split())
+    overhead, size = (
+        json.loads((RESULTS / f"{name}.json").read_text()) for name in ("overhead", "size")
+    )
+    ddp = {m: [overhead[m][f"ddp_vs_ddp_p{q}"] for q in (25, 75)] for m in ("mlp", "convnet")}
+    store, campaign = size["store"]["1000000"], size["campaign"]["100000"]
+    journal = size["journal"]["10000000"]
+    for said in (
+        "{:.2f} to {:.2f} for the MLP, and {:.2f} to {:.2f}".format(*ddp["mlp"], *ddp["convnet"]),
+        f"take {store['nearest_bytes_per_model']:.0f} bytes of memory for each of a million",
+        f"held up to {store['peak_mib']['adopt']:.0f} MiB",
+        f"the driver holds {campaign['peak_mib']['driver']:.0f} MiB",
+        f"needs {journal['open_s']:.0f} s of CPU for it",
+        f"account of samples {journal['result_s']:.0f} s, the report {journal['report_s']:.0f} s",
+    ):
+        assert said in page, f"docs/benchmarks.md: measured was {said!r}"
+    assert {found["seconds"] for found in size["workers"].values()} == {60.0}
+    assert "one is killed each second for a minute, and replaced" in page
 
 
 def test_the_few_numbers_are_those_of_the_many(tmp_path):
