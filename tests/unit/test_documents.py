@@ -92,6 +92,15 @@ def test_names_that_a_page_mentions_exist(path):
             assert name in known, f"{settings}({name}=...)"
 
 
+def test_every_cause_of_a_loss_is_explained():
+    code = (ROOT / "elastix" / "train" / "control" / "conductor.py").read_text(encoding="utf-8")
+    causes = set(re.findall(r'_lose\([\w.]+, "([\w ]+)"', code))
+    causes |= set(re.findall(r'WorkerLost\([^)]*cause="([\w ]+)"', code))
+    page = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
+    assert {"died", "stuck", "died unseen"} <= causes
+    assert [cause for cause in sorted(causes) if f"\n- `{cause}`: " not in page] == []
+
+
 def test_the_api_page_has_every_public_name():
     page = (ROOT / "docs" / "api.md").read_text()
     named = {line.rpartition(".")[2] for line in page.splitlines() if line.startswith("::: ")}
