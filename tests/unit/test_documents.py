@@ -110,6 +110,17 @@ def test_the_api_page_has_every_public_name():
     assert "::: elastix.errors" in page
 
 
+def test_the_api_page_has_every_module_that_a_page_imports_from():
+    api = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
+    imported = set()
+    for path in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]:
+        text = path.read_text(encoding="utf-8")
+        imported |= set(re.findall(r"^from (elastix\.[\w.]+) import", text, re.M))
+        imported |= set(re.findall(r"python -m (elastix\.[\w.]+\w)", " ".join(text.split())))
+    assert {"elastix.events", "elastix.testing.replay"} <= imported
+    assert [name for name in sorted(imported) if f"`{name}`" not in api] == []
+
+
 def test_the_readme_names_every_page_that_a_reader_looks_for():
     readme = (ROOT / "README.md").read_text()
     site = yaml.safe_load((ROOT / "mkdocs.yml").read_text())["nav"]

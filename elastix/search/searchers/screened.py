@@ -48,7 +48,7 @@ class _Observed(NamedTuple):
 class ScreenedEvolution(TournamentSizes):
     """Evolution in which a random forest selects the most promising of many candidates.
 
-    An `ask` and a `tell` together take tens of milliseconds, for any number of trials, compared
+    An `ask` and a `tell` together take about ten milliseconds, for any number of trials, compared
     with one for Evolution. Where many workers run trials of less than a second, take Evolution.
 
     Args:
