@@ -140,7 +140,7 @@ class QuorumLost(TrainError):
 
 
 class TooManyFailures(TrainError):
-    """More workers were lost than FailureConfig.max_worker_losses allows, or many without a step."""
+    """More workers were lost than FailureConfig allows, or many without a step in between."""
 
 
 class Interrupted(TrainError):

@@ -399,12 +399,13 @@ class Store:
         """Tag a model durably. If another model has the tag, it moves.
 
         Args:
-            name: letters, digits and `._/@-`.
+            name: 1 to 200 letters, digits and `._/@-`, which cannot be taken for a ref.
             ref: tag or ref of the model.
             expected: the ref that the tag must have at present, or None if the tag must not exist
                 yet. Checked only if given.
 
         Raises:
+            ConfigError: that cannot be a tag.
             Conflict: the tag is not where it was expected. Nothing was changed.
             NotFound: no such model.
         """
@@ -720,6 +721,7 @@ class Store:
                 with "@". Without them `model.load_state_dict(load_file(path))` works as it is.
 
         Raises:
+            NotFound: no such model. Corrupt: it cannot be read.
             StoreError: it cannot be written, or safetensors does not support a dtype.
         """
         state = self.get(ref)
@@ -750,7 +752,7 @@ class Store:
             options: the keyword arguments of `put`.
 
         Raises:
-            NotFound: no such file. Corrupt: it cannot be read.
+            NotFound: no such file. Corrupt: it cannot be read. As for `put`: the others.
         """
         return self.put(exchange.read(_file(path)), **options)
 

@@ -3,8 +3,8 @@
 Under exact=True whoever computes a slice of a State gets the same bytes. Here that is looked at, by
 having some slices computed again within the loop of the train function, for nothing but a digest:
 
-- in a worker's first step its first slice, twice: code that goes by anything else than State and
-  slice (a generator of its own, a counter) is found there;
+- in a worker's first step its first slice, twice more: code that goes by anything else than State
+  and slice (a generator of its own, a counter) is found there;
 - in its first step also a slice of another worker: so code is found that gives a worker the same
   each time and others something else, as a counter does that begins at 0 in whoever joins;
 - every so many steps one slice, by another worker than its own: a processor that miscalculates, and
