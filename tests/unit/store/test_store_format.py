@@ -16,9 +16,11 @@ from blake3 import blake3
 
 from elastix.state import State, raw_bytes
 from elastix.store import Store
+from elastix.store.records import DTYPES
 from elastix.testing.models import chain
 from elastix.testing.store_contract import AWKWARD, child, every_dtype, small
 
+PAGE = Path(__file__).parents[3] / "docs" / "store-format.md"
 TENSOR, MODEL, TAG, RETIRED, SEAL = range(1, 6)
 
 
@@ -120,3 +122,8 @@ def test_it_reads_what_a_crash_and_a_damaged_header_left(root: Path) -> None:
     seen = read(root)
     assert set(seen.models) == {first, second}
     assert len(seen.payloads) == 5
+
+
+def test_the_page_has_the_element_types_in_their_order():
+    page = " ".join(PAGE.read_text(encoding="utf-8").split())
+    assert f"The element types are {', '.join(DTYPES)}." in page
