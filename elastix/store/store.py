@@ -405,9 +405,8 @@ class Store:
                 yet. Checked only if given.
 
         Raises:
-            ConfigError: that cannot be a tag.
+            ConfigError: that cannot be a tag. NotFound: no such model.
             Conflict: the tag is not where it was expected. Nothing was changed.
-            NotFound: no such model.
         """
         self._check_tag(name)
         self._submit(Tag(name, self._ledger.find(ref).ref, expected))
