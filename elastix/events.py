@@ -94,12 +94,14 @@ class Resumed(Event):
         ref: of the State in the store; empty if it is not there.
         held: no worker was whole any more, and the processes that were left held all its parts.
         sequence: number of its next event that several workers may send; 0 if that is not known.
+        again: so many steps are computed again since a worker held something else in them, unseen.
     """
 
     step: int
     ref: str
     held: bool = False
     sequence: int = 0
+    again: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -392,6 +394,7 @@ class StateStored(Event):
         store_s: from the first worker's offer to the commit.
         stall_s: how long it held up training, on the worker where it did so longest.
         digest: of an exact run, equal to that of an undisturbed one after this step.
+        compared: all who were in the group then were seen to hold it, or it was one worker.
     """
 
     ref: str
@@ -402,6 +405,7 @@ class StateStored(Event):
     stall_s: float = 0.0
     state_bytes: int = 0
     digest: str = ""
+    compared: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -443,12 +447,14 @@ class ReplicasDiverged(Event):
     """Workers were seen to hold different States in the step after `step`, which did not count.
 
     Attributes:
-        workers: those that were asked what they hold, two at least.
-        apart: workers that hold something else than most; all of them if there is no majority.
+        workers: those that were asked what they hold.
+        apart: workers that hold something else than most; all of them if there is no majority; or
+            those that were lost before they could be asked, if the others hold the same.
         parts: what differs, as in ReplicasCompared; or of what a slice gave that was computed more
             than once: "gradients", "buffers", "batch" (what was read), "drawn" (random numbers).
         cure: "evicted" (those apart, and the step is done again), or "went back" (all, to the last
             State that is stored, which was found equal).
+        unseen: in an exact run, steps that count may have been computed from what is apart.
     """
 
     step: int
@@ -456,6 +462,7 @@ class ReplicasDiverged(Event):
     apart: tuple[int, ...]
     parts: tuple[str, ...]
     cure: str
+    unseen: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -25,6 +25,9 @@ from elastix.stream_coverage import Coverage, Stretches
 
 _PASSED_OVER = "without a backward pass of their own (left out, or used with the next batch)"
 
+_OF_SLICES = frozenset({"gradients", "batch", "drawn"})
+"""What differs where a worker has computed a slice wrongly: it may have done so with others."""
+
 
 @dataclass(frozen=True)
 class LoaderAudit:
@@ -110,8 +113,8 @@ class Audit:
         state: of a run with RunConfig(exact=True), what is equal for any two of the same config,
             mesh and seed: the step of the last State that was stored, and its digest; None for
             others.
-        diverged: the last step in which a worker was taken out since it held or computed something
-            else; None if none was. It may have done so for some steps, unseen.
+        diverged: the last step in which a worker was taken out since it computed something else;
+            None if none was. It may have done so in slices that nobody else has computed.
     """
 
     steps: int
@@ -141,8 +144,8 @@ class Audit:
             way = ", whatever happened on the way"
             if self.diverged is not None:
                 way = (
-                    f". In step {self.diverged} a worker was found that held or computed something "
-                    "else: what it has computed before that may be in it"
+                    f". In step {self.diverged} a worker was found that computed something else: "
+                    "what it has computed before that may be in it"
                 )
             said["bytes"] = f"{digest[:12]} after step {step}{way}"
         return said
@@ -205,7 +208,7 @@ def audit(events: Iterable[Event]) -> Audit:
         elif isinstance(event, StateStored) and event.digest:
             state = event.step, event.digest
         elif isinstance(event, ReplicasDiverged) and event.cure == "evicted":
-            diverged = event.step + 1
+            diverged = event.step + 1 if _OF_SLICES.intersection(event.parts) else diverged
         elif isinstance(event, ReplicasCompared):
             compared.append(event)
         elif isinstance(event, StepCommitted):

@@ -52,9 +52,11 @@ def _line(event: Event) -> tuple[str, str]:  # noqa: C901 - a case per event
             where = f"goes on from the State after step {event.step}"
             return f"{where}, in parts that processes of lost workers hold", "green"
         case Resumed():
+            again = f"; {event.again} steps are computed again" if event.again else ""
             if event.step == 0 and not event.ref:
-                return "begins anew: no State was stored", "cyan"
-            return f"goes on from the State after step {event.step}", "cyan"
+                fit = " that all were seen to hold" if event.again else ""
+                return f"begins anew: no State was stored{fit}{again}", "cyan"
+            return f"goes on from the State after step {event.step}{again}", "cyan"
         case ResumedFromShadow():
             lost = f"{event.steps_lost} steps lost"
             apart = "" if event.equal else "; its State is no longer equal to the last bit"
@@ -108,7 +110,13 @@ def _line(event: Event) -> tuple[str, str]:  # noqa: C901 - a case per event
             found = f"step {event.step + 1} void: States of workers {who} differ in {what}"
             if "gradients" in event.parts:
                 found = f"step {event.step + 1} void: workers {who} miscalculated a slice ({what})"
+            if not event.parts:
+                lost = f"workers {who} were lost" if who else "some were lost"
+                found = f"step {event.step + 1} void: States differed, and {lost} before all told"
             cure = "evicted" if event.cure == "evicted" else "all go back to the last stored State"
+            if event.unseen:
+                cure = "it may have been so in steps before, so all go back to the last State that "
+                cure += "was compared"
             return f"{found}; {cure}", "red"
         case StepVoided():
             return f"step {event.step} void: {event.why}; its batches are left out", "yellow"

@@ -224,6 +224,8 @@ class Training:
                 self.states = [entry for entry in self.states if entry[1].step <= event.step]
                 for curve in self.curves.values():
                     curve.go_back(event.step)
+                if event.again:
+                    self.found = [*self.found[1 - _MARKS :], (t, line(event)[0])]
             case WorkerStarted():
                 worker = self._worker(event.worker)
                 worker.node, worker.device = event.node, event.device

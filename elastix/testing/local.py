@@ -274,7 +274,7 @@ class LocalController(Shell):
             sentinel=settings.compares_steps,
         )
         self._log.open(settings.directory / "journal.jsonl", opening, stays=False, patience_s=0.0)
-        self._keep_checkpoints(Store(kept.store), settings.run, settings.checkpoint)
+        self._keep_checkpoints(Store(kept.store), settings)
         self._spawner = multiprocessing.get_context("forkserver")
         self._rendezvous = Rendezvous(HOST, settings.secret)
         try:

@@ -15,7 +15,7 @@ out by the next `orders`, or held by nobody that lives, which makes the checkpoi
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -290,6 +290,11 @@ class Assembly:
         """What is not durable."""
         groups = self._groups.items()
         return {group: at for group, at in groups if not self._done.issuperset(group[0])}
+
+    @property
+    def members(self) -> Collection[int]:
+        """Of the group at that boundary, lost ones as well."""
+        return self._members
 
     @property
     def chief(self) -> Offer:

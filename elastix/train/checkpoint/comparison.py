@@ -27,6 +27,13 @@ _LOOK_FOR = (
     "this is so, for "
 )
 
+_ENDED = (
+    "The step after it does not count, and the run was stopped: it has happened again and again, "
+    "or there is no State to go back to that all were seen to hold, or nobody who could "
+    "(FailureConfig has replace=False). fit() again goes on from the last stored State, if there "
+    "is one."
+)
+
 Parts = Mapping[str, str]
 """Digest of each part of a State, by its name."""
 
@@ -81,6 +88,10 @@ class Comparisons:
         Only what several of them have under one stored name can be compared.
         """
         return self._parted.get(mark)
+
+    def told_by(self, mark: CheckpointId) -> set[int]:
+        """Workers that have told what they hold."""
+        return {worker for rail in self._held.get(mark, {}).values() for worker in rail}
 
     def forget(self) -> None:
         """Everybody who held a State is lost: others may come to the same steps in another way."""
@@ -204,9 +215,21 @@ def diverged(found: ReplicasCompared) -> ReplicasDiffer:
     """
     return _differ(
         found,
-        "The step after it does not count, and the run was stopped: it has happened again and "
-        "again, or there is no State to go back to that all were seen to hold. fit() again goes on "
-        "from the last stored State, if there is one.",
+        _ENDED,
+    )
+
+
+def parted_from_lost(step: int, workers: Sequence[int]) -> ReplicasDiffer:
+    """The same, where those who hold another State are lost, or nobody is left to compare with.
+
+    Args:
+        step: the last that counts.
+        workers: that are left.
+    """
+    return ReplicasDiffer(
+        f"after step {step} workers held different States, and some were lost before all had told "
+        f"what they hold. Left {'is' if len(workers) == 1 else 'are'} {name(workers)}, and what "
+        f"that has computed may be wrong. {_ENDED}"
     )
 
 

@@ -14,12 +14,12 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 
 from elastix.config import CheckpointConfig
 from elastix.errors import Conflict, ElastixError, NotFound, StoreError
-from elastix.events import Event, StateDropped, StateNotStored, StateStored
+from elastix.events import Event, ReplicasCompared, StateDropped, StateNotStored, StateStored
 from elastix.state import Ref
 from elastix.store import Store, Vanished
 from elastix.train.checkpoint import retention
@@ -57,6 +57,7 @@ class Outlets:
         journaled: the last step that stands in the journal.
         sync: makes durable what stands in the journal.
         fail: end the run, for this reason.
+        parted: have all go back, or end the run for this reason; None: only the latter can be done.
     """
 
     send: Callable[[int | None, Order | CheckpointEnded], None]
@@ -64,6 +65,7 @@ class Outlets:
     journaled: Callable[[], int]
     sync: Callable[[], None]
     fail: Callable[[ElastixError], None]
+    parted: Callable[[ReplicasCompared, ElastixError], None] | None = None
 
 
 class Checkpoints:
@@ -77,12 +79,14 @@ class Checkpoints:
         self._config = config
         self._outlets = outlets
         self._kept = _kept(store, run)
-        self._line: tuple[Ref, ...] = ()  # parents of the next State of this run
+        self._origin: tuple[Ref, ...] = ()  # parents of the first State of this run
+        self._line: tuple[Ref, ...] = ()  # and of the next one
         self._line_before: tuple[Ref, ...] = ()  # and of one that replaces the newest
         self._assemblies: dict[CheckpointId, Assembly] = {}
         self._ended: dict[CheckpointId, CheckpointEnded] = {}
         self._comparisons = Comparisons()
         self._fault: ElastixError | None = None
+        self._parted = False  # and nothing is stored or given up until all have gone back for it
         self._gone: set[int] = set()
         self._retired_bytes = 0
         self._inbox: queue.SimpleQueue[tuple[int, Message | None] | None] = queue.SimpleQueue()
@@ -121,9 +125,27 @@ class Checkpoints:
         self._line = () if chosen is None else (chosen.ref,)
         return chosen
 
+    def go_back_to(self, steps: Collection[int]) -> Kept | None:
+        """Go on from the last State of these steps; later ones are dropped. None: there is none.
+
+        To be called when all workers were given up.
+        """
+        there = [kept for kept in self._kept if kept.step in steps]
+        chosen = max(there, key=lambda kept: kept.step, default=None)
+        if chosen is not None:
+            self.store.tag(f"{self._run}/last", chosen.ref)
+        for later in list(self._kept):
+            if chosen is None or later.step > chosen.step:
+                self._drop(later)
+                self._emit(StateDropped(ref=later.ref, step=later.step))
+        self._tag_best()
+        self._line = self._origin if chosen is None else (chosen.ref,)
+        self._line_before = ()
+        return chosen
+
     def descend_from(self, parents: tuple[Ref, ...]) -> None:
         """The run begins, and these are the models that it begins from."""
-        self._line = parents
+        self._origin = self._line = parents
 
     # ------------------------------------------------------------------ from the controller
 
@@ -224,7 +246,9 @@ class Checkpoints:
     def _too_late(self, offer: Offer) -> CheckpointEnded:
         """The others did not wait for ever; what the worker holds has to be equal nevertheless."""
         ended = self._ended[offer.mark]
-        if not self._compare(offer.mark, offer.reason) and ended.ref is not None:
+        # Who has stored it is through with it, and may have come to the end of the run.
+        equal = self._compare(offer.mark, offer.reason, goes_back=False)
+        if not equal and ended.ref is not None:
             self._disown(ended.ref)
         return CheckpointEnded(offer.mark, ended.ref, self._fault or ended.error)
 
@@ -238,6 +262,7 @@ class Checkpoints:
                     self._give_up(assembly, LOST)
         if worker == _EVERYBODY:
             self._comparisons.forget()
+            self._parted = False
             self._ended.clear()  # those who are founded anew come to the same steps again
 
     def _give_up(self, assembly: Assembly, why: str) -> None:
@@ -249,12 +274,15 @@ class Checkpoints:
         now = time.monotonic()
         if self._fault is not None:
             self._end(assembly, CheckpointEnded(assembly.mark, error=self._fault))
+        elif self._parted:
+            return
         elif assembly.hopeless(now, PATIENCE_S):
             self._give_up(assembly, assembly.why)
         elif not assembly.gathered(now, PATIENCE_S):
             return
         elif not self._compare(assembly.mark, assembly.reason):
-            self._end(assembly, CheckpointEnded(assembly.mark, error=self._fault))
+            if not self._parted:
+                self._end(assembly, CheckpointEnded(assembly.mark, error=self._fault))
         elif not assembly.stored or not self._wanted(assembly):
             self._end(assembly, CheckpointEnded(assembly.mark))
         elif not assembly.complete:
@@ -263,9 +291,10 @@ class Checkpoints:
         elif self._journaled() >= assembly.mark.step:
             self._commit(assembly)
 
-    def _compare(self, mark: CheckpointId, reason: str) -> bool:
-        """Put side by side what has been told of a State; False, and the run ends, if it differs.
+    def _compare(self, mark: CheckpointId, reason: str, *, goes_back: bool = True) -> bool:
+        """Put side by side what has been told of a State; False if it differs.
 
+        Then the run ends, or `goes_back` if that can be.
         Of those who come late as well: the others do not wait for them for ever.
         """
         before = self._comparisons.equal_step
@@ -273,11 +302,19 @@ class Checkpoints:
         if found is not None:
             self._emit(found)
             if not found.equal:
-                self._fail(fault(found, before))
+                self._differ(found, fault(found, before), goes_back=goes_back)
         parted = self._comparisons.parted(mark)
         if parted is not None:
             self._fail(parted)
-        return self._fault is None
+        return self._fault is None and not self._parted
+
+    def _differ(self, found: ReplicasCompared, error: ElastixError, *, goes_back: bool) -> None:
+        go_back = self._outlets.parted if self._outlets is not None and goes_back else None
+        if go_back is None or self._fault is not None:
+            self._fail(error)
+        else:
+            self._parted = True
+            go_back(found, error)
 
     def _fail(self, error: ElastixError) -> None:
         if self._fault is None:
@@ -336,10 +373,17 @@ class Checkpoints:
                 stall_s=max(offer.stall_s for offer in (chief, *assembly.offers.values())),
                 state_bytes=sum(share.nbytes for share in assembly.shares),
                 digest=self._digest(ref) if chief.meta.get("exact") else "",
+                compared=self._compared(assembly),
             )
         )
         self._end(assembly, CheckpointEnded(assembly.mark, ref))
         self._tidy(replaced)
+
+    def _compared(self, assembly: Assembly) -> bool:
+        """Whether all who were in the group have told what they hold; of one there is no other."""
+        places = assembly.chief.places
+        members = {member // places for member in assembly.members}
+        return len(members) == 1 or members <= self._comparisons.told_by(assembly.mark)
 
     def _digest(self, ref: Ref) -> str:
         """Of a State of an exact run, for who compares; empty if it cannot be had."""

@@ -20,7 +20,6 @@ from elastix.errors import ElastixError
 from elastix.events import (
     Event,
     GenerationFormed,
-    ReplicasDiverged,
     Resumed,
     RunEnded,
     StateNotStored,
@@ -47,6 +46,7 @@ from elastix.train.control.actions import (
     Vacated,
     Write,
 )
+from elastix.train.control.divergence import Divergences
 from elastix.train.control.failure_detector import FailureDetector
 from elastix.train.control.interruption import Interruption
 from elastix.train.control.messages import (
@@ -143,8 +143,8 @@ class Conductor:
         self._going_back = False
         self._all_go = False
         self.founder: int | None = None
-        self._diverged_at: list[int] = []  # steps
-        self._apart: ElastixError | None = None  # why it goes back
+        self._divergences = Divergences(replaces=terms.failure.replace)
+        self._differ: Diverged | None = None  # at a boundary, as was told since the last tick
         self._actions: list[Action] = []
 
     @property
@@ -370,6 +370,9 @@ class Conductor:
             self._interruption.look(now, held=self._held)
         if self.phase is not Phase.RUNNING:
             return []
+        if self._differ is not None:
+            self._diverged(self._differ, now)
+            return self._done()
         extinct = self._roster.extinct and self._shadows.heir is None
         if extinct and self._shadows.listens(now):
             self._check_hangs(now)
@@ -401,30 +404,28 @@ class Conductor:
         alone nobody else can found the group. Nothing is given up if a joiner has come in: what it
         was given it may have said after all others were lost.
         """
-        apart, self._apart, self._going_back = self._apart, None, False
-        if apart is None and self._roster.holders:
+        apart, self._going_back, self._differ = self._divergences.goes_back, False, None
+        if not apart and self._roster.holders:
             self._push(self._roster.doubt(self._roster.newest.generation))
             return self._done()
-        if apart is not None and not stored.ref:
-            self._fail(apart)  # there is no State that was ever found equal
+        self._fail(self._divergences.went_back(stored))
+        if self.error is not None:
             return []
         self._quorum.start_over()
-        heir = self._shadows.call(stored) if apart is None else None
+        heir = None if apart else self._shadows.call(stored)
         if heir is not None:
             self._push(self._roster.start_over(heir))
             return self._done()
         self.founder = self._next_worker if stored.held else None
-        for worker in [w for w, member in self._workers.items() if member.ready or stored.held]:
-            # A joiner that has caught up halfway must not pass for one that has the State.
-            self._roster.lost(worker)
-            self._take_out(worker)
-            self._do(Forget(worker))
-            self._do(EndWorker(worker))
-            self._do(Vacate(worker, Vacated.FREE))
+        self._clear_out(held=stored.held)
         self._write(stored)
         self._push(self._roster.start_over(founders=1 if stored.held else self._terms.founders))
         self._fill(now)
         return self._done()
+
+    def differ(self, said: Diverged) -> None:
+        """States that were compared at a boundary differ; what is done comes with the next tick."""
+        self._differ = said
 
     def told_late(self, entries: Sequence[tuple[int, Event]]) -> list[Action]:
         """What lost workers had not told, and what the run goes on from needs."""
@@ -539,29 +540,18 @@ class Conductor:
                 self._fill(now)
 
     def _diverged(self, said: Diverged, now: float) -> None:
-        """Workers hold different States: what most hold stands, or what was stored last."""
-        apart = [worker for worker in said.apart if worker in self._workers]
-        if not apart or self._going_back:
-            return  # it was told before
-        evicts = len(said.apart) < len(said.workers)
-        self._diverged_at.append(said.step)
-        if not (evicts or self._failure.replace) or limits.diverges_often(self._diverged_at):
-            self._fail(said.error)
-            return
-        self._write(
-            ReplicasDiverged(
-                step=said.step,
-                workers=said.workers,
-                apart=said.apart,
-                parts=said.parts,
-                cure="evicted" if evicts else "went back",
-            )
-        )
-        if not evicts:
-            self._apart, self._going_back = said.error, True
-            return
-        for worker in apart:
-            self._lose(worker, "diverged", now)
+        """Workers hold different States: what most hold stands, or what was stored."""
+        verdict = None if self._going_back else self._divergences.judge(said, self._workers)
+        if isinstance(verdict, ElastixError):
+            self._fail(verdict)
+        elif verdict is not None:
+            self._write(verdict)
+            if self._divergences.goes_back:
+                self._going_back = True
+                self._clear_out()  # at once: nothing that they have on the way is to be stored
+                return
+            for worker in verdict.apart:
+                self._lose(worker, "diverged", now)
 
     def _ask_to_leave(self, worker: int, member: _Member, cause: str) -> None:
         member.leaves = cause
@@ -619,6 +609,16 @@ class Conductor:
         member = self._workers.pop(worker)
         if member.node:
             self._nodes[member.node].pop(worker, None)
+
+    def _clear_out(self, *, held: bool = False) -> None:
+        """End those who have what is given up, or all if it is `held` by others."""
+        for worker in [w for w, member in self._workers.items() if member.ready or held]:
+            # A joiner that has caught up halfway must not pass for one that has the State.
+            self._roster.lost(worker)
+            self._take_out(worker)
+            self._do(Forget(worker))
+            self._do(EndWorker(worker))
+            self._do(Vacate(worker, Vacated.FREE))
 
     def _release(self, worker: int, now: float) -> None:
         self._take_out(worker)

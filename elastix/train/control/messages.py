@@ -115,6 +115,7 @@ class Diverged:
         step: the last committed one.
         workers, apart, parts: as in ReplicasDiverged.
         error: what ends the run if nothing can be done about it.
+        unseen: see ReplicasDiverged.
     """
 
     step: int
@@ -122,6 +123,7 @@ class Diverged:
     apart: tuple[int, ...]
     parts: tuple[str, ...]
     error: ElastixError
+    unseen: bool = False
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,10 @@ from elastix.events import (
     Event,
     GenerationFormed,
     ProcessorsDiffer,
+    ReplicasDiverged,
     Resumed,
     ResumedFromShadow,
+    StateDropped,
     StateStored,
     StepCommitted,
     StopAsked,
@@ -45,6 +47,8 @@ class RunState:
         processors: of these, what was said to differ.
         stored: the step of the newest State that is in the store, was not taken for its score
             alone, and is not the final one.
+        compared: steps of States in the store that all of the group were seen to hold then.
+        parted: workers were found to hold different States, and all are to go back for it.
         stopping: why the run was asked to end; empty if it was not.
     """
 
@@ -65,6 +69,8 @@ class RunState:
     kinds: frozenset[str] = frozenset()
     processors: frozenset[str] = frozenset()
     stored: int = 0
+    compared: set[int] = field(default_factory=set)
+    parted: ReplicasDiverged | None = None
     stopping: str = ""
 
     def take(  # noqa: C901 - a case per event
@@ -83,6 +89,9 @@ class RunState:
                 self._give_up_from(event.step + 1)
                 self.step, self.sequence = event.step, event.sequence - 1
                 self.stored = event.step if event.ref else self.stored
+                self.compared = {step for step in self.compared if step < event.step}
+                self.compared |= {event.step} if event.ref else set()  # all have begun from it
+                self.parted = None
             case ResumedFromShadow():
                 if event.steps_lost:  # what it will send again is known, or void
                     self.sequence = event.sequence - 1
@@ -108,8 +117,15 @@ class RunState:
                 self._take_out(event)
             case WorkerLeft():
                 self._take_out(event)
-            case StateStored() if event.reason not in ("best", "final"):
-                self.stored = event.step
+            case StateStored():
+                self.compared.discard(event.step)
+                self.compared |= {event.step} if event.compared else set()
+                if event.reason not in ("best", "final"):
+                    self.stored = event.step
+            case StateDropped():
+                self.compared.discard(event.step)
+            case ReplicasDiverged() if event.cure == "went back":
+                self.parted = event
             case StopAsked():
                 self.stopping = event.reason
 
@@ -129,6 +145,7 @@ class RunState:
             called=set(self.called),
             founding=set(self.founding),
             computes_with=dict(self.computes_with),
+            compared=set(self.compared),
             taken=list(self.taken),
         )
 
@@ -175,6 +192,8 @@ class RunState:
         # to tell them.
         outdated = {one.worker for one in found if one.holder} - self.called
         present = [one for one in found if one.worker not in self.out | outdated]
+        if self.parted is not None:  # what any of them holds is of no use
+            return [one for one in present if not one.ready]
         founders = [one for one in present if one.worker in self.founding]
         holders = [one for one in present if one.holder]
         if holders:

@@ -230,8 +230,6 @@ class Controller(Shell):
         self._train = read_code(plan.directory / TRAIN, plan.code)
         store = plan.model_source.open_store() if plan.model_source is not None else None
         store = store or Store(plan.run.store)
-        self._keep_checkpoints(store, plan.run.name, plan.checkpoint)
-        self._opened.set()
         settings = Settings(
             directory=plan.directory,
             run=plan.run.name,
@@ -250,6 +248,8 @@ class Controller(Shell):
             secret=plan.secret,
             crew=plan.scaling.crew,
         )
+        self._keep_checkpoints(store, settings)
+        self._opened.set()
         begun: list[Event] = []
         path, stays = plan.directory / "journal.jsonl", plan.run.detached
         self._log.open(path, plan.opening, stays, takeover.LET_GO_S)

@@ -7,6 +7,7 @@ becomes of the journal and of the checkpoints, and how a run goes back, is the s
 Invariant: the conductor is asked, and its actions are carried out, under one lock.
 """
 
+import contextlib
 import logging
 import threading
 import time
@@ -14,11 +15,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import replace
 
-from elastix.config import CheckpointConfig
 from elastix.errors import ElastixError, StoreError
 from elastix.events import (
     Event,
     Events,
+    ReplicasCompared,
     Resumed,
     StateNotStored,
     StateStored,
@@ -40,7 +41,7 @@ from elastix.train.control.actions import (
     Write,
 )
 from elastix.train.control.conductor import Conductor
-from elastix.train.control.messages import ToWorker
+from elastix.train.control.messages import Diverged, ToWorker
 from elastix.train.control.terms import RunTerms
 from elastix.train.record.logbook import Logbook
 from elastix.train.record.start_or_resume import going_back
@@ -94,15 +95,16 @@ class Shell(ABC):
     def _let_go(self) -> None:
         """All workers were ended: give back what they ran in."""
 
-    def _keep_checkpoints(self, store: Store, run: str, config: CheckpointConfig) -> None:
+    def _keep_checkpoints(self, store: Store, settings: Settings) -> None:
         outlets = Outlets(
             send=self._tell_holder,
             emit=self._emit,
             journaled=lambda: self._log.state.step,
             sync=self._log.sync,
             fail=self._fail,
+            parted=self._parted if settings.exact and settings.compares_steps else None,
         )
-        self._checkpoints = Checkpoints(store, run, config, outlets)
+        self._checkpoints = Checkpoints(store, settings.run, settings.checkpoint, outlets)
 
     def _do(self, actions: Sequence[Action]) -> None:
         """Carry out what the conductor wants done. Under the lock."""
@@ -164,29 +166,62 @@ class Shell(ABC):
         with self._lock:
             self._conductor.fail(error)
 
+    def _parted(self, found: ReplicasCompared, error: ElastixError) -> None:
+        """States that were to be stored differ, and nobody can say since when. Any thread."""
+        with self._lock:
+            self._conductor.differ(
+                Diverged(
+                    step=found.step,
+                    workers=found.workers,
+                    apart=found.apart,
+                    parts=found.parts,
+                    error=error,
+                    unseen=True,
+                )
+            )
+
     def _stored(self) -> Resumed:
-        """Where the run goes on from if nobody has the State."""
-        last = self._checkpoints.last()
-        return Resumed(step=last.step if last else 0, ref=last.ref if last else "")
+        """Where the run goes on from if nobody has the State.
+
+        If steps that count may have been computed from what one worker alone held, that is a State
+        that this worker was seen to hold as all others did: it was as it should be until then.
+        """
+        state, again = self._log.state, 0
+        if state.parted is not None and state.parted.unseen:
+            sound = {step for step in state.compared if step <= state.parted.step}
+            last = self._checkpoints.go_back_to(sound)
+            again = state.step - (last.step if last else 0)
+        else:
+            last = self._checkpoints.last()
+        return Resumed(step=last.step if last else 0, ref=last.ref if last else "", again=again)
 
     def _go_back(self) -> None:
         """The last worker with the State is lost: found the group anew, from the furthest State."""
+        parted = self._log.state.parted is not None
         logger.warning(
-            "all workers of the group lost; it goes on from what others hold of the State, or from "
-            "a stored one run=%s",
+            "%s; it goes on from what others hold of the State, or from a stored one run=%s",
+            "what workers of the group hold differs" if parted else "all workers of the group lost",
             self._settings.run,
         )
         self._checkpoints.give_up()
         settings = going_back(self._settings)
         with self._lock:
             self._settings = settings
-            self._do(self._conductor.went_back(self._stored(), time.monotonic()))
+            try:
+                stored = self._stored()
+            except StoreError as error:
+                self._conductor.fail(error)
+                return
+            self._do(self._conductor.went_back(stored, time.monotonic()))
 
     def _close(self) -> None:
         """The run is over: end its workers, and what is kept of it."""
         with self._lock:
             self._do(self._conductor.close())
             self._let_go()
+            if self._log.state.parted is not None:  # and it was not gone back for it yet
+                with contextlib.suppress(StoreError):
+                    self._stored()
         self._checkpoints.close()
         with self._lock:
             self._emit(self._conductor.ending())

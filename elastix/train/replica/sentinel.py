@@ -43,10 +43,12 @@ class Rotation:
     Attributes:
         step_us: how long a step takes, as far as all know: it doubles at most from one to the
             next, so that a step in which all waited for something costs nothing in the one after.
+        whole: all of the State was compared in the last step that counts, or none was taken yet.
     """
 
     def __init__(self) -> None:
         self.step_us = _FIRST_US
+        self.whole = True
         self._at = 0  # up to here this pass has come, in costs
         self._passing_us = 0  # since it began
 
@@ -82,9 +84,10 @@ class Rotation:
         """
         total = _cost(sizes)
         budget = self._budget(total)
+        self.whole = total <= budget
         self._passing_us += self.step_us
         self._at = min(total, self._at + budget)  # all of it: the rest of the pass is a rest
-        if total <= budget or (self._at == total and self._passing_us >= _PASS_US):
+        if self.whole or (self._at == total and self._passing_us >= _PASS_US):
             self._at, self._passing_us = 0, 0
         self.step_us = max(_FIRST_US, min(step_us, 2 * self.step_us, _LONGEST_US))
 
@@ -95,11 +98,17 @@ class Rotation:
 
     def state_dict(self) -> dict[str, int]:
         """As it is between two steps."""
-        return {"step_us": self.step_us, "at": self._at, "passing_us": self._passing_us}
+        return {
+            "step_us": self.step_us,
+            "whole": int(self.whole),
+            "at": self._at,
+            "passing_us": self._passing_us,
+        }
 
     def load_state_dict(self, state_dict: Mapping[str, int]) -> None:
         """As it was; States of before have nothing."""
         self.step_us = state_dict.get("step_us", _FIRST_US)
+        self.whole = bool(state_dict.get("whole", 0))
         self._at = state_dict.get("at", 0)
         self._passing_us = state_dict.get("passing_us", 0)
 

@@ -53,6 +53,14 @@ class StepChecks:
                 self._tracked, lambda: reducer.kept_buffers, self._rotation
             )
 
+    @property
+    def compared_whole(self) -> bool:
+        """Whether no step that counts was computed from a State that others do not hold.
+
+        So far as workers that hold something else were found in the step in hand, and not before.
+        """
+        return self._rotation.whole
+
     def reported(self, metrics: Mapping[str, Any]) -> None:
         """`ctx.report` was called. None is no value: nothing is judged.
 

@@ -29,7 +29,7 @@ from elastix.data.backward_window import Window
 from elastix.errors import ConfigError, TrainError
 from elastix.events import SamplesLeftOut, StepCommitted, StepVoided
 from elastix.sharding import let_go_of_gathered
-from elastix.train.checkpoint.comparison import compare_kinds, diverged
+from elastix.train.checkpoint.comparison import compare_kinds, diverged, parted_from_lost
 from elastix.train.control.messages import Diverged
 from elastix.train.replica import plain_loaders, refusals, unprepared_optimizers
 from elastix.train.replica.draw_comparison import Drawn, alike, drawn, parted
@@ -325,7 +325,7 @@ class StepCommits:
             proposal=self._driver.proposal(),
             journaled=self._link.journaled() if first else -1,
             store=first and (self._schedule.time_is_up() or self._abandoned()),
-            shadowed=first and self._driver.shadowed,
+            shadowed=first and self._driver.shadowed and not self._unseen,  # of which it has parts
             processor=self.processor,
             processors=self._driver.processors,
             level=first and self._time_to_level(),
@@ -419,7 +419,7 @@ class StepCommits:
         self._driver.step_left(left, agreed.proposal)
         self.checks.over(verdict)
         if verdict.void:
-            self._void(verdict)
+            self._void(verdict, left.contributors)
             return
         self._tracked.void = False
         self.rewind.left(copies=self._settings.rewinds_exactly)
@@ -465,8 +465,8 @@ class StepCommits:
         for hint, number in hints if self._me == contributors[0] else ():
             logger.warning(hint, number)
 
-    def _void(self, verdict: StepVerdict) -> None:
-        """A step does not count: find out whose fault it is, if it is anybody's."""
+    def _void(self, verdict: StepVerdict, voters: Sequence[int]) -> None:
+        """A step of these workers does not count: find out whose fault it is, if anybody's."""
         self.voids += 1
         alarm, found = verdict.alarm, None
         disputed = self._again.disputed
@@ -484,7 +484,7 @@ class StepCommits:
                 alarm = None  # it was not the batch
         self._take_back(alarm)
         if not verdict.agreed.equal:
-            self._have_parted()
+            self._have_parted(voters)
         elif verdict.disputed:
             self._again.dispute(verdict.agreed.doubted)
         elif found is not None:
@@ -564,8 +564,8 @@ class StepCommits:
         if self._settings.exact:
             self._effects.check(self._tracked.others)
 
-    def _have_parted(self) -> None:
-        """Find out who holds another State than most, and wait for a group without them."""
+    def _have_parted(self, voters: Sequence[int]) -> None:
+        """Find out who of these holds another State than most, and wait for a group without."""
         fingerprints = self.checks.fingerprints
         if fingerprints is None or self._reducer is None:
             return
@@ -574,21 +574,42 @@ class StepCommits:
         numbers = self._roll_call(OperationKind.FINGERPRINTS, mine)
         held = {w: (kind, fingerprints.named(row)) for w, (kind, *row) in numbers.items()}
         found = compare_kinds(self.step, "step", held)
+        workers = tuple(sorted(held))
         if found is not None and not found.equal:
-            self._part(tuple(sorted(held)), found.apart, found.parts, diverged(found))
+            self._part(workers, found.apart, found.parts, diverged(found), unseen=self._unseen)
+        elif self._settings.exact and (self._unseen or found is None):
+            # It was somebody who has been lost since; or the only one who is left.
+            gone = [voter for voter in voters if voter not in held]
+            self._part(workers, gone, (), parted_from_lost(self.step, workers), unseen=True)
         # Else it was somebody who has been lost since. In any case the batch is to be split over
         # those who are left, and they must know of each other.
         self._driver.step_left(self._driver.run(Regroup()), 0)
 
+    @property
+    def _unseen(self) -> bool:
+        """Whether steps of an exact run count that may be of another State than most hold.
+
+        That is so if what is found to differ now was not compared in the step before.
+        """
+        return self._settings.exact and not self.checks.compared_whole
+
     def _part(
-        self, workers: Sequence[int], apart: Sequence[int], parts: Sequence[str], error: TrainError
+        self,
+        workers: Sequence[int],
+        apart: Sequence[int],
+        parts: Sequence[str],
+        error: TrainError,
+        *,
+        unseen: bool,
     ) -> None:
         """Have workers taken out, and wait for a group without them; or have all go back."""
         if self._driver.watching:
             return  # the others see to it
         of_whom = {"workers": tuple(workers), "apart": tuple(apart)}
-        self._link.send(Diverged(step=self.step, parts=tuple(parts), error=error, **of_whom))
-        self._driver.stand_by(apart)
+        self._link.send(
+            Diverged(step=self.step, parts=tuple(parts), error=error, unseen=unseen, **of_whom)
+        )
+        self._driver.stand_by(workers if unseen else apart)
 
     def _settle(self, disputed: Sequence[int], found: SliceFault, workers: Sequence[int]) -> None:
         """All of these have computed the disputed slices again: whoever is at fault goes.
@@ -612,7 +633,8 @@ class StepCommits:
                 *(self.step + 1, ", ".join(map(str, disputed)), ", ".join(found.parts)),
             )
             return
-        self._part(workers, found.apart, found.parts, miscalculated(self.step + 1, found))
+        error = miscalculated(self.step + 1, found)
+        self._part(workers, found.apart, found.parts, error, unseen=self._unseen)
         self._driver.step_left(self._driver.run(Regroup()), 0)
 
     def _roll_call(self, kind: OperationKind, mine: Sequence[int]) -> dict[int, list[int]]:

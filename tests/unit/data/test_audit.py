@@ -207,11 +207,17 @@ def test_of_an_exact_run_it_says_the_digest_of_the_state_stored_last():
     assert "bytes" not in audit([*events, stored(1, "")]).lines
     lines = audit([*events, stored(1, "a" * 64), stored(2, "b" * 64)]).lines
     assert lines["bytes"] == f"{'b' * 12} after step 2, whatever happened on the way"
-    apart = {"workers": (0, 1, 2), "apart": (1,), "parts": ("model",)}
-    evicted, back = (ReplicasDiverged(step=1, cure=c, **apart) for c in ("evicted", "went back"))
-    assert audit([*events, back, stored(2, "b" * 64)]).lines == lines
-    said = audit([*events, evicted, stored(2, "b" * 64)]).lines["bytes"]
-    assert said.startswith(f"{'b' * 12} after step 2. In step 2 a worker was found that held or")
+
+    def with_fault(cure, part):
+        apart = {"workers": (0, 1, 2), "apart": (1,), "parts": (part,)}
+        found = ReplicasDiverged(step=1, cure=cure, **apart)
+        return audit([*events, found, stored(2, "b" * 64)]).lines
+
+    assert with_fault("went back", "model") == lines
+    assert with_fault("went back", "gradients") == lines
+    assert with_fault("evicted", "model") == lines  # else all would have gone back
+    said = with_fault("evicted", "gradients")["bytes"]
+    assert said.startswith(f"{'b' * 12} after step 2. In step 2 a worker was found that computed")
 
 
 @pytest.mark.parametrize(

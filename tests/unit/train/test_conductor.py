@@ -1078,7 +1078,7 @@ def test_workers_of_one_node_watch_each_other_and_are_believed():
     assert 2 in conductor.workers
 
 
-def diverged(world, apart=None):
+def diverged(world, apart=None, *, unseen=False):
     """All members say that the worker of this rank holds something else; None: nobody knows who."""
     members = world.conductor.membership.members
     said = Diverged(
@@ -1087,6 +1087,7 @@ def diverged(world, apart=None):
         apart=members if apart is None else (members[apart],),
         parts=("model",),
         error=ReplicasDiffer("they differ"),
+        unseen=unseen,
     )
     world.stalled = True
     for worker in members:
@@ -1112,6 +1113,68 @@ def test_without_a_majority_all_go_back():
     assert [event.step for event in world.events(Resumed)] == [3]
     assert not lost(world)
     assert committed_once(world)
+
+
+@pytest.mark.parametrize("stored", [0, 3])
+def test_all_go_back_for_one_if_what_it_has_computed_may_count(stored):
+    world = World(3, spares=1, shadows=1)
+    world.stored_step = stored
+    world.at(20, lambda w: diverged(w, 1, unseen=True))
+    assert world.run().outcome == "finished"
+    (found,) = world.events(ReplicasDiverged)
+    assert (found.cure, found.apart, found.unseen) == ("went back", (1,), True)
+    assert [event.step for event in world.events(Resumed)] == [stored]
+    assert not lost(world)
+    assert committed_once(world)
+
+
+def test_whoever_held_it_is_ended_at_once_and_nothing_that_is_on_the_way_is_stored():
+    world = World(3, steps=500)
+    world.play(20)
+    said = []
+    world._do = said.extend  # in place of the shell
+    diverged(world, 1, unseen=True)
+    assert world.conductor.phase is Phase.GOING_BACK
+    assert {action.worker for action in said if isinstance(action, EndWorker)} == {0, 1, 2}
+    assert not world.conductor.workers
+
+
+def test_a_controller_that_takes_over_goes_back_if_the_one_before_was_about_to():
+    """None of those who are at work goes on: nobody knows what they hold."""
+    world = World(3)
+    world.stored_step = 3
+    world.play(20)
+    found = ReplicasDiverged(
+        step=world.conductor.state.step,
+        workers=(0, 1, 2),
+        apart=(1,),
+        parts=("model",),
+        cure="went back",
+        unseen=True,
+    )
+    world._do([Write(found)])  # it dies before it has done anything about it
+    world.step = 3
+    world.take_over()
+    assert [event.step for event in world.events(Resumed)] == [3]
+    assert world.run().outcome == "finished"
+    assert {0, 1, 2} <= world.ended
+    assert committed_once(world)
+
+
+def test_states_that_differ_when_they_are_to_be_stored_are_gone_back_for_with_the_next_tick():
+    world = World(3)
+    world.stored_step = 3
+
+    def differ(world):
+        error = ReplicasDiffer("they differ")
+        step = world.conductor.state.step
+        found = {"workers": (0, 1, 2), "apart": (1,), "parts": ("model",)}
+        world.conductor.differ(Diverged(step=step, error=error, unseen=True, **found))
+
+    world.at(20, differ)
+    assert world.run().outcome == "finished"
+    assert [event.cure for event in world.events(ReplicasDiverged)] == ["went back"]
+    assert [event.step for event in world.events(Resumed)] == [3]
 
 
 @pytest.mark.parametrize(("stored", "replace"), [(0, True), (3, False)])

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from elastix.config import CheckpointConfig
-from elastix.errors import StoreError
-from elastix.events import StateNotStored, StateStored
+from elastix.errors import ElastixError, ReplicasDiffer, StoreError
+from elastix.events import StateDropped, StateNotStored, StateStored
 from elastix.sharding import Part, Shard
 from elastix.state import State
 from elastix.store import Store
@@ -31,7 +31,7 @@ TENSOR = {"w": torch.arange(4.0)}
 class Run:
     """A coordinator, and what it says to workers."""
 
-    def __init__(self, directory):
+    def __init__(self, directory, parted=None, **config):
         self.sent = queue.Queue()
         self.events = []
         self.store = directory / "store"
@@ -39,11 +39,14 @@ class Run:
         outlets = Outlets(
             send=lambda worker, order: self.sent.put((worker, order)),
             emit=self.events.append,
-            journaled=lambda: MARK.step,
+            journaled=lambda: 30,
             sync=lambda: self.synced.append(len(self.stored())),
             fail=self.events.append,
+            parted=parted,
         )
-        self.checkpoints = Checkpoints(Store(self.store), "run", CheckpointConfig(), outlets)
+        self.checkpoints = Checkpoints(
+            Store(self.store), "run", CheckpointConfig(**config), outlets
+        )
 
     def offer(self, worker, members, mark=MARK, **told):
         groups = ((("w",), 16),)
@@ -72,6 +75,69 @@ def run(tmp_path):
     made = Run(tmp_path)
     yield made
     made.checkpoints.close()
+
+
+def store(run, step, told, members=(0, 1)):
+    """A State, of which these say that they hold it; the others are lost before they can."""
+    mark = CheckpointId(step)
+    for worker in told:
+        run.offer(worker, members, mark, digests={"model": "same"} if len(members) > 1 else {})
+    for worker in set(members) - set(told):
+        run.checkpoints.lost(worker)
+    for worker, order in [run.heard(Order) for _ in told[:1]]:
+        assert order.mark == mark
+        run.deliver(worker, mark)
+    ended = run.heard(CheckpointEnded)[1]
+    assert ended.ref is not None
+    return ended.ref
+
+
+def test_it_is_said_of_a_state_whether_all_were_seen_to_hold_it(run):
+    store(run, 20, (0, 1))
+    store(run, 21, (0,))  # the other one is lost, and what it held nobody knows
+    store(run, 22, (2,), members=(2,))
+    stored = [event for event in run.events if isinstance(event, StateStored)]
+    assert [(event.step, event.compared) for event in stored] == [
+        (20, True),
+        (21, False),
+        (22, True),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("steps", "left"), [({18, 19}, 19), ({18}, 18), ({17, 19, 20}, 20), ({17}, None), ((), None)]
+)
+def test_who_goes_back_to_a_state_drops_what_came_after_it(tmp_path, steps, left):
+    run = Run(tmp_path, keep_last=None)
+    refs = {step: store(run, step, (0, 1)) for step in (18, 19, 20)}
+    run.checkpoints.give_up()
+    chosen = run.checkpoints.go_back_to(steps)
+    assert (chosen.step if chosen else None) == left
+    dropped = [event.step for event in run.events if isinstance(event, StateDropped)]
+    assert dropped == [step for step in refs if left is None or step > left]
+    last = run.checkpoints.last()
+    assert (last.ref if last else None) == refs.get(left)
+    run.checkpoints.close()
+    with Store(run.store, read_only=True) as kept:
+        assert kept.tags().get("run/last") == refs.get(left)
+
+
+def test_where_all_go_back_for_it_nothing_is_stored_or_given_up_before(tmp_path):
+    """Whoever waits for its last State would be through with the run."""
+    parted = queue.Queue()
+    run = Run(tmp_path, parted=lambda found, error: parted.put((found, error)))
+    run.offer(0, (0, 1), digests={"model": "one"})
+    run.offer(1, (0, 1), digests={"model": "other"})
+    found, error = parted.get(timeout=20)
+    assert (found.step, found.apart) == (20, (0, 1))
+    assert isinstance(error, ReplicasDiffer)
+    assert run.sent.empty()
+    run.checkpoints.give_up()  # all have gone back
+    assert run.heard(CheckpointEnded)[1].lost
+    assert not [event for event in run.events if isinstance(event, StateStored | ElastixError)]
+    run.offer(2, (2,))  # and come to the same step
+    run.heard(Order)
+    run.checkpoints.close()
 
 
 def test_a_group_that_is_founded_anew_stores_what_the_lost_one_could_not(run):

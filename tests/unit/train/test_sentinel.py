@@ -127,6 +127,22 @@ def test_many_tiny_tensors_are_no_small_state():
     assert nbytes(Rotation().pieces([exact[0] + 1])) <= SMALL
 
 
+def test_it_is_known_whether_all_was_compared_in_the_last_step_that_counts():
+    small, large = [SMALL - TENSOR_COST], [SMALL]
+    rotation = Rotation()
+    assert rotation.whole  # nothing counts yet that could have come of another State
+    for sizes, whole in ((small, True), (large, False), (small, True)):
+        rotation.committed(sizes, 1000)
+        assert rotation.whole == whole
+        joiner = Rotation()
+        joiner.load_state_dict(rotation.state_dict())
+        assert joiner.whole == whole
+    assert Rotation().state_dict().pop("whole")
+    before = {"step_us": 1000, "at": 0, "passing_us": 0}  # a State of a version that did not say so
+    rotation.load_state_dict(before)
+    assert not rotation.whole
+
+
 def test_after_a_rest_a_pass_begins_anew():
     rotation = Rotation()
     sizes = [2 * SMALL]
@@ -138,7 +154,7 @@ def test_after_a_rest_a_pass_begins_anew():
         reached.append(state["at"])
         if not state["at"]:
             break
-    assert state == Rotation().state_dict()
+    assert state == {**Rotation().state_dict(), "whole": 0}
     assert reached[:4] == [SMALL, 2 * SMALL, cost(sizes), cost(sizes)]
     assert len(reached) == 60_000
 
@@ -178,4 +194,4 @@ def test_a_state_of_before_begins_anew():
     rotation = Rotation()
     passed(rotation, LARGE, 17, 30_000)
     rotation.load_state_dict({})
-    assert rotation.state_dict() == Rotation().state_dict()
+    assert rotation.state_dict() == {**Rotation().state_dict(), "whole": 0}

@@ -1,0 +1,167 @@
+"""A bit flips in a State that is compared in parts, outside of the part whose turn it is.
+
+Until that is found the worker computes gradients from it, and all take them over. So an exact run
+goes back to where all were seen to hold the same, and ends with the bytes of the quiet run.
+"""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from elastix.config import CheckpointConfig
+from elastix.data.audit import audit
+from elastix.errors import ReplicasDiffer
+from elastix.events import ReplicasDiverged, Resumed, WorkerLost
+from elastix.observe.event_text import line
+from elastix.testing.chaos import Flip, Kill, with_kills
+from elastix.testing.local import run_local
+from elastix.train.replica.sentinel import SMALL
+from tests.run_bytes import final, steps_of
+from tests.trainables import samples
+
+STEPS = 20
+LAST = 4 * 512 * 512 - 1  # byte of the head's weights: there its highest bits are
+EARLY = Flip(worker=1, tensor="4.weight", phase="bucket", step=1, byte=LAST)
+"""The end of the head's weights is compared in the fifth step for the first time."""
+MOMENT = "@optimizer/state/4.weight/exp_avg_sq"
+LATE = Flip(worker=1, tensor=MOMENT, phase="bucket", step=9, byte=LAST)
+"""What the optimizer has of them comes last in the pass, in the fourteenth step."""
+NEVER = Flip(worker=1, tensor="1.bias", phase="bucket", step=9, byte=3)
+"""What the pass began with is not compared again before the minute is over."""
+
+
+def train(ctx):
+    width = ctx.config.get("width", 512)
+    model = torch.nn.Sequential(
+        torch.nn.Flatten(),
+        torch.nn.Linear(64, width),
+        torch.nn.Tanh(),
+        torch.nn.Dropout(0.1),
+        torch.nn.Linear(width, width),
+    )
+    held = 3 * sum(parameter.nbytes for parameter in model.parameters())
+    assert (held > 10 * SMALL) == (width == 512)
+    model, optimizer = ctx.prepare(model, torch.optim.AdamW(model.parameters(), lr=1e-2))
+    for epoch in ctx.loader(samples(96), batch_size=24, slices=8).epochs(STEPS // 4):
+        for step in epoch:
+            for x, y in step:
+                F.cross_entropy(model(x), y).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            ctx.report(step=ctx.step)
+
+
+def run(directory, *faults, workers=3, every=None, **options):
+    options = {"replace": True, "min_workers": workers, "exact": True, **options}
+    checkpoint = CheckpointConfig(every_steps=every)
+    doomed = with_kills(train, faults)
+    return run_local(doomed, workers, directory=directory, checkpoint=checkpoint, **options)
+
+
+def of(kind, result):
+    return [event for event in result.events if isinstance(event, kind)]
+
+
+@pytest.fixture(scope="module")
+def quiet(tmp_path_factory):
+    """The digest at the end of the undisturbed run of one process, and its steps' samples."""
+    result = run(tmp_path_factory.mktemp("quiet"), workers=1)
+    return final(result)[0], steps_of(result.events)
+
+
+def check(result, quiet):
+    assert (final(result)[0], steps_of(result.events)) == quiet
+    found = audit(result.events)
+    assert found.exact
+    assert found.replicas.equal
+    assert "may be in it" not in str(found)
+
+
+@pytest.mark.parametrize(
+    ("flip", "every", "found_after", "goes_on_from"),
+    [(EARLY, None, 4, 0), (LATE, 8, 13, 8), (NEVER, 8, 16, 8), (NEVER, None, STEPS, 0)],
+    ids=["no State stored", "in a step", "in a State to be stored", "in the last State"],
+)
+def test_what_was_computed_from_it_is_computed_again(
+    tmp_path, quiet, flip, every, found_after, goes_on_from
+):
+    result = run(tmp_path, flip, every=every)
+    (found,) = of(ReplicasDiverged, result)
+    assert (found.step, found.apart, found.cure, found.unseen) == (
+        found_after,
+        (1,),
+        "went back",
+        True,
+    )
+    assert found.parts == ("optimizer",) if flip is LATE else ("model",)
+    (resumed,) = of(Resumed, result)
+    again = found_after - goes_on_from
+    assert (resumed.step, resumed.again) == (goes_on_from, again)
+    assert f"{again} steps are computed again" in line(resumed)[0]
+    assert not of(WorkerLost, result)
+    check(result, quiet)
+
+
+def test_two_bits_in_two_workers(tmp_path, quiet):
+    """The second is found when the run has come to its step once more."""
+    flips = [EARLY, Flip(worker=4, tensor=MOMENT, phase="bucket", step=9, byte=LAST)]
+    result = run(tmp_path, *flips, every=8)
+    assert [event.apart for event in of(ReplicasDiverged, result)] == [(1,), (4,)]
+    assert [event.step for event in of(Resumed, result)] == [0, 8]
+    check(result, quiet)
+
+
+@pytest.mark.parametrize("phase", ["left", "round"])
+def test_the_one_that_parted_may_die_before_it_is_named(tmp_path, quiet, phase):
+    """What it had computed is in the State of the others. In the vote itself nobody hears of it."""
+    kill = Kill(worker=1, phase=phase, step=4, detail=6 if phase == "round" else 1)
+    result = run(tmp_path, EARLY, kill)
+    (found,) = of(ReplicasDiverged, result)
+    assert (found.step, found.workers, found.apart, found.parts) == (4, (0, 2), (1,), ())
+    assert "workers 1 were lost before all told" in line(found)[0]
+    assert [event.step for event in of(Resumed, result)] == [0]
+    check(result, quiet)
+
+
+def test_of_two_one_may_die_before_anybody_knows_which_is_right(tmp_path, quiet):
+    result = run(tmp_path, EARLY, Kill(worker=0, phase="left", step=4, detail=1), workers=2)
+    assert [(event.workers, event.apart) for event in of(ReplicasDiverged, result)] == [
+        ((1,), (0,))
+    ]
+    check(result, quiet)
+
+
+def test_who_is_left_alone_may_be_the_one_whose_bit_has_flipped(tmp_path):
+    """Though all of a small State is compared in each step."""
+    config = {"width": 16}
+    flip = Flip(worker=1, tensor="4.weight", phase="bucket", step=3, byte=3)
+    kill = Kill(worker=0, phase="left", step=3, detail=1)
+    result = run(tmp_path / "run", flip, kill, workers=2, every=2, config=config)
+    assert [(event.workers, event.apart) for event in of(ReplicasDiverged, result)] == [
+        ((1,), (0,))
+    ]
+    assert [event.step for event in of(Resumed, result)] == [2]
+    assert final(result)[0] == final(run(tmp_path / "quiet", workers=1, config=config))[0]
+
+
+def test_it_ends_with_an_error_where_nobody_can_be_started(tmp_path):
+    with pytest.raises(ReplicasDiffer, match="nobody who could"):
+        run(tmp_path, EARLY, replace=False, min_workers=1)
+
+
+def test_it_ends_with_an_error_if_it_comes_again_each_time(tmp_path):
+    """Code that treats workers differently would have it go back for ever."""
+    flips = [
+        Flip(worker=w, tensor="4.weight", phase="bucket", step=1, byte=LAST) for w in (1, 4, 7)
+    ]
+    with pytest.raises(ReplicasDiffer, match="again and again"):
+        run(tmp_path, *flips)
+
+
+def test_a_run_that_is_not_exact_goes_on_without_that_worker(tmp_path):
+    result = run(tmp_path, EARLY, exact=False)
+    assert [(event.cure, event.unseen) for event in of(ReplicasDiverged, result)] == [
+        ("evicted", False)
+    ]
+    assert not of(Resumed, result)
+    assert audit(result.events).replicas.equal
