@@ -76,6 +76,7 @@ TESTS: dict[str, tuple[str, ...]] = {
     "elastix/train/checkpoint/assembly.py": (f"{UNIT}/train/test_assembly.py",),
     "elastix/train/checkpoint/schedule.py": (f"{UNIT}/train/test_retention.py",),
     "elastix/train/control/limits.py": (f"{UNIT}/train/test_limits.py",),
+    "elastix/train/control/divergence.py": (f"{UNIT}/train/test_divergence.py", *CONDUCTOR),
     "elastix/train/control/conductor.py": (*CONDUCTOR, f"{UNIT}/train/test_shadows.py"),
     "elastix/train/control/shadows.py": (
         f"{UNIT}/train/test_shadows.py",

@@ -102,6 +102,15 @@ def test_what_was_computed_from_it_is_computed_again(
     check(result, quiet)
 
 
+def test_it_may_show_first_in_a_slice_that_is_computed_twice(tmp_path, quiet):
+    result = run(tmp_path, EARLY, recompute_every=1)
+    (found,) = of(ReplicasDiverged, result)
+    assert found.step < 4
+    assert (found.apart, found.cure, found.unseen) == ((1,), "went back", True)
+    assert "gradients" in found.parts
+    check(result, quiet)
+
+
 def test_two_bits_in_two_workers(tmp_path, quiet):
     """The second is found when the run has come to its step once more."""
     flips = [EARLY, Flip(worker=4, tensor=MOMENT, phase="bucket", step=9, byte=LAST)]

@@ -15,7 +15,7 @@ from blake3 import blake3
 
 from elastix.comm.gradients.slice_digests import number
 from elastix.state import raw_bytes
-from elastix.train.replica.sentinel import Rotation
+from elastix.train.replica.sentinel import Rotation, all_of
 from elastix.train.replica.tracked_objects import TrackedObjects
 
 
@@ -57,12 +57,17 @@ class Fingerprints:
                 found += [(name, tensor) for tensor in _slots(other)]
         return found
 
-    def take(self) -> int:
-        """Digest of the part whose turn it is, as a number that fits an int64 with either sign."""
+    def take(self, *, whole: bool = False) -> int:
+        """Digest of the part whose turn it is, as a number that fits an int64 with either sign.
+
+        Args:
+            whole: of all there is, whosever turn it is.
+        """
         tensors = self._tensors()
         self._sizes = _sizes(tensors)
         hashes = {part: blake3() for part in self._names()}
-        for piece in self._rotation.pieces(self._sizes):
+        pieces = all_of(self._sizes) if whole else self._rotation.pieces(self._sizes)
+        for piece in pieces:
             part, tensor = tensors[piece.place]
             hashes[part].update(raw_bytes(tensor, piece.start, piece.stop).numpy().data)
         self.parts = {part: number(found) for part, found in hashes.items()}

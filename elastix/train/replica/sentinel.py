@@ -61,7 +61,7 @@ class Rotation:
         total = _cost(sizes)
         budget = self._budget(total)
         if total <= budget:
-            return [Piece(place, 0, size) for place, size in enumerate(sizes)]
+            return all_of(sizes)
         start, stop = self._at, self._at + budget
         if start >= total:
             return []
@@ -111,6 +111,11 @@ class Rotation:
         self.whole = bool(state_dict.get("whole", 0))
         self._at = state_dict.get("at", 0)
         self._passing_us = state_dict.get("passing_us", 0)
+
+
+def all_of(sizes: Sequence[int]) -> list[Piece]:
+    """Every byte of tensors of these sizes."""
+    return [Piece(place, 0, size) for place, size in enumerate(sizes)]
 
 
 def _cost(sizes: Sequence[int]) -> int:

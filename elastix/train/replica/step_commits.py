@@ -13,7 +13,7 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import astuple
 from typing import Any, NoReturn
 
@@ -468,7 +468,7 @@ class StepCommits:
     def _void(self, verdict: StepVerdict, voters: Sequence[int]) -> None:
         """A step of these workers does not count: find out whose fault it is, if anybody's."""
         self.voids += 1
-        alarm, found = verdict.alarm, None
+        alarm, found, unseen = verdict.alarm, None, False
         disputed = self._again.disputed
         if alarm is not None and self._again.wanted and self._reducer is not None:
             told = self._roll_call(
@@ -482,13 +482,15 @@ class StepCommits:
             found = self._again.settle(told := self._roll_call(OperationKind.SLICES, mine))
             if found is not None and (found.apart or found.code):
                 alarm = None  # it was not the batch
+            if found is not None and found.apart and not found.code and self._unseen:
+                unseen = self._hold_otherwise(told)
         self._take_back(alarm)
         if not verdict.agreed.equal:
             self._have_parted(voters)
         elif verdict.disputed:
             self._again.dispute(verdict.agreed.doubted)
         elif found is not None:
-            self._settle(disputed, found, tuple(told))
+            self._settle(disputed, found, tuple(told), unseen=unseen)
 
     def _take_back(self, alarm: Alarm | None) -> None:
         """The step is void: its batches come again, unless it is for them that it is.
@@ -611,7 +613,26 @@ class StepCommits:
         )
         self._driver.stand_by(workers if unseen else apart)
 
-    def _settle(self, disputed: Sequence[int], found: SliceFault, workers: Sequence[int]) -> None:
+    def _hold_otherwise(self, workers: Collection[int]) -> bool:
+        """Whether these hold different States, all of which is compared, or nobody can say.
+
+        Who computes a slice from another State than the others does not miscalculate.
+        """
+        fingerprints = self.checks.fingerprints
+        if fingerprints is None:
+            return False
+        fingerprints.take(whole=True)
+        held = self._roll_call(OperationKind.FINGERPRINTS, fingerprints.numbers())
+        return not held.keys() >= set(workers) or len(set(map(tuple, held.values()))) > 1
+
+    def _settle(
+        self,
+        disputed: Sequence[int],
+        found: SliceFault,
+        workers: Sequence[int],
+        *,
+        unseen: bool,
+    ) -> None:
         """All of these have computed the disputed slices again: whoever is at fault goes.
 
         Raises:
@@ -634,7 +655,7 @@ class StepCommits:
             )
             return
         error = miscalculated(self.step + 1, found)
-        self._part(workers, found.apart, found.parts, error, unseen=self._unseen)
+        self._part(workers, found.apart, found.parts, error, unseen=unseen)
         self._driver.step_left(self._driver.run(Regroup()), 0)
 
     def _roll_call(self, kind: OperationKind, mine: Sequence[int]) -> dict[int, list[int]]:
