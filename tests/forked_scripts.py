@@ -61,6 +61,9 @@ def _run(
     for end, place in ((out, 1), (err, 2)):
         os.dup2(end.fileno(), place)
         end.close()
+    # The server's know that they were files.
+    sys.stdout = open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
+    sys.stderr = open(2, "w", 1, encoding="utf-8", errors="replace", closefd=False)  # noqa: SIM115
     signal.signal(signal.SIGINT, signal.default_int_handler)
     os.environ.clear()
     os.environ.update(variables)

@@ -1,26 +1,47 @@
 """A store of somebody else is shown as it is, and what may not be written says so."""
 
+import ctypes
 import os
+import struct
 import subprocess
-import sys
+from pathlib import Path
 
 import pytest
 
 import elastix
+from elastix.__main__ import main
 from elastix.observe.journal import Journal
+from tests.forked_scripts import Script
 from tests.report_data import run_events
 
-_WITHOUT = "-dac_override,-dac_read_search"
-"""What lets root read and write everything."""
-AS_ANYBODY = ["setpriv", f"--bounding-set={_WITHOUT}", f"--inh-caps={_WITHOUT}"]
-PREFIX = AS_ANYBODY if os.geteuid() == 0 else []
+ROOT = Path(__file__).parents[3]
+_CALL = "from tests.unit.commands.test_permissions import call; call()"
+_DAC_OVERRIDE, _DAC_READ_SEARCH = 1, 2
+"""What lets root read and write everything, by the kernel's numbers."""
+_DROP_FROM_BOUNDING_SET, _VERSION = 24, 0x20080522
 
 pytestmark = pytest.mark.timeout(60)
 
 
+def call():
+    """What the process does that is forked for a command: as anybody, also where root tests."""
+    if os.geteuid() == 0:
+        libc, header = ctypes.CDLL(None), struct.pack("Ii", _VERSION, 0)
+        held = (ctypes.c_uint32 * 6)()  # effective, permitted and inheritable; then the upper bits
+        assert libc.capget(header, held) == 0
+        for number in (_DAC_OVERRIDE, _DAC_READ_SEARCH):
+            assert libc.prctl(_DROP_FROM_BOUNDING_SET, number, 0, 0, 0) == 0
+            for place in range(3):
+                held[place] &= ~(1 << number)
+        assert libc.capset(header, held) == 0
+    main()
+
+
 def called(*words):
-    command = [*PREFIX, sys.executable, "-m", "elastix", *map(str, words)]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
+    variables = {**os.environ, "PYTHONPATH": str(ROOT)}
+    script = Script(["-c", _CALL, *map(str, words)], ROOT, variables)
+    said = script.stdout.read(), script.stderr.read()
+    return subprocess.CompletedProcess(words, script.wait(), *said)
 
 
 @pytest.fixture
