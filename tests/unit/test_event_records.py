@@ -6,7 +6,7 @@ import types
 import typing
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from elastix import event_records, events
@@ -77,6 +77,7 @@ def test_every_event_class_can_be_read_back():
 
 
 @pytest.mark.parametrize("cls", event_records._EVENTS.values(), ids=event_records._EVENTS)
+@settings(max_examples=25)  # of each of the classes
 @given(data=st.data())
 def test_every_event_survives_json(cls, data):
     event = data.draw(instances(cls))

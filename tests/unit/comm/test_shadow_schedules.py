@@ -40,7 +40,7 @@ FEW = {"workers": 2, "min_workers": 1, "joiners": 1, "batch_size": 8, "kill_ever
         pytest.param({**FEW, "kills": 4, "joiners": 2, "spares": True}, id="spares"),
     ],
 )
-@pytest.mark.parametrize("schedules", [500, pytest.param(5000, marks=SLOW)])
+@pytest.mark.parametrize("schedules", [300, pytest.param(5000, marks=SLOW)])
 def test_the_run_goes_on_from_a_shadow(fixed, schedules):
     seen = run_schedules(range(schedules), length=40, epochs=2, **fixed)
     assert seen["succeeded"] > 5, seen

@@ -54,7 +54,7 @@ def run_schedules(
     ],
 )
 @pytest.mark.parametrize("takeovers", [0, 2])
-@pytest.mark.parametrize("schedules", [100, pytest.param(3000, marks=MANY)])
+@pytest.mark.parametrize("schedules", [40, pytest.param(3000, marks=MANY)])
 def test_nothing_is_lost_or_told_twice_under_any_conductor(fixed, shadows, takeovers, schedules):
     seen = run_schedules(range(schedules), fixed, shadows, takeovers)
     failed = seen["failed"] if not fixed.get("replace", True) else 0
@@ -67,7 +67,7 @@ def test_nothing_is_lost_or_told_twice_under_any_conductor(fixed, shadows, takeo
     [({**FEW, "kills": 2}, 0), ({"kills": 2}, 0), ({**SHADOWED, "kills": 4}, 2)],
 )
 @pytest.mark.parametrize("takeovers", [0, 1])
-@pytest.mark.parametrize("schedules", [100, pytest.param(3000, marks=MANY[:2])])
+@pytest.mark.parametrize("schedules", [60, pytest.param(3000, marks=MANY[:2])])
 def test_the_state_is_stored_whenever_a_run_is_stopped(fixed, shadows, takeovers, schedules):
     seen = run_schedules(range(schedules), fixed, shadows, takeovers, stops=True)
     assert seen["finished"] + seen["interrupted"] == schedules, seen
