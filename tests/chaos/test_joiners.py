@@ -156,6 +156,7 @@ FOLLOWS = {"spares": 1, "max_workers": 3}
 WAITED_FOR = {"replace": True, "min_workers": 2, "newcomers": ()}
 
 
+@pytest.mark.fast("follows-report", "waited for-evaluate", "follows-mean")
 @pytest.mark.parametrize("call", ["report", "evaluate", "mean"])
 @pytest.mark.parametrize(
     ("first", "options"), [(20, FOLLOWS), (4, WAITED_FOR)], ids=["follows", "waited for"]

@@ -42,9 +42,7 @@ PLACES = {
 }
 
 
-@pytest.mark.fast(
-    "*-3", "forward-5", "commit round-5", "first bucket-3 by sockets", "out of*-3 by sockets"
-)
+@pytest.mark.fast("*-3", "commit round-5", "first bucket-3 by sockets", "out of*-3 by sockets")
 @pytest.mark.parametrize(
     ("workers", "shared"), [(3, True), (5, True), (3, False)], ids=["3", "5", "3 by sockets"]
 )
@@ -74,7 +72,7 @@ def test_two_workers_are_killed_in_one_step(tmp_path, kills):
     run(tmp_path, kills, workers=5)
 
 
-@pytest.mark.fast("3-*", "5-bucket", "5-left")
+@pytest.mark.fast("3-*", "5-bucket")
 @pytest.mark.parametrize("phase", ["enter", "meet", "bucket", "round", "left"])
 @pytest.mark.parametrize("workers", [3, 5])
 def test_a_second_worker_is_killed_during_recovery(tmp_path, workers, phase):

@@ -80,7 +80,7 @@ MAY_STAND = {
 }
 
 
-@pytest.mark.fast("*-3", "*by sockets", "first slice-5", "last step-5")
+@pytest.mark.fast("*-3", "*by sockets", "last step-5")
 @pytest.mark.parametrize(
     ("workers", "shared"), [(3, True), (5, True), (2, False)], ids=["3", "5", "2 by sockets"]
 )
@@ -141,7 +141,7 @@ def test_a_replay_of_whole_batches_gives_the_weights(tmp_path):
     assert compare(tmp_path / "run", whole=True).relative < 1e-9
 
 
-@pytest.mark.fast("*-3", "handed-5", "meet-5")
+@pytest.mark.fast("*-3", "meet-5")
 @pytest.mark.parametrize("workers", [3, 5])
 @pytest.mark.parametrize("where", ["handed", "enter", "meet", "bucket", "round", "left"])
 def test_a_second_worker_is_lost_while_it_computes_for_the_first(tmp_path, workers, where):
