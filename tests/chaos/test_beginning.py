@@ -4,7 +4,9 @@ A State is captured in the midst of the train function. Whoever begins from it c
 anew, over code that has been run before.
 """
 
+import functools
 import logging
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -92,14 +94,23 @@ def same(one, other):
     assert digest == other_digest
 
 
+def kept():
+    """A folder for a run that several tests look at."""
+    return Path(tempfile.mkdtemp(prefix="elastix-quiet-"))
+
+
+@functools.cache
+def undisturbed(train):
+    return run(kept(), train)
+
+
 @pytest.mark.parametrize("train", [between_loaders, at_the_beginning_of_epochs, before_all])
 @pytest.mark.parametrize("step", [STEPS - 2, STEPS, STEPS + 5], ids=["in", "between", "after"])
 def test_all_are_lost_and_what_was_done_is_not_done_again(tmp_path, train, step):
-    quiet = run(tmp_path / "quiet", train)
     kills = [Kill(worker=worker, phase="bucket", step=step) for worker in (0, 1)]
-    fired = run(tmp_path / "fire", train, 2, kills, replace=True)
+    fired = run(tmp_path, train, 2, kills, replace=True)
     assert [event.step for event in fired.events if isinstance(event, Resumed)] == [step // 3 * 3]
-    same(quiet, fired)
+    same(undisturbed(train), fired)
 
 
 @pytest.mark.parametrize("train", [at_the_beginning_of_epochs, before_all])
@@ -150,16 +161,22 @@ LOST = {
 }
 
 
+IN_CREWS = {"crew": {"shard": 2}, "replace": True, "min_workers": 2}
+
+
+@functools.cache
+def undisturbed_crews():
+    return run(kept(), in_crews, 2, **IN_CREWS)
+
+
 @pytest.mark.parametrize("lost", LOST)
 def test_crews_do_it_once_as_well(tmp_path, lost):
     """Places have parts of tensors, in what is read from the store and in what mates are given."""
-    options = {"crew": {"shard": 2}, "replace": True, "min_workers": 2}
-    quiet = run(tmp_path / "quiet", in_crews, 2, **options)
-    fired = run(tmp_path / "fire", in_crews, 2, LOST[lost], **options)
+    fired = run(tmp_path, in_crews, 2, LOST[lost], **IN_CREWS)
     resumed = [event.step for event in fired.events if isinstance(event, Resumed)]
     assert resumed == ([3] if lost == "all" else [])
     assert len(fired.lost) == len(LOST[lost])
-    same(quiet, fired)
+    same(undisturbed_crews(), fired)
 
 
 def averages_in_a_crew(ctx: elastix.Context) -> None:

@@ -85,12 +85,12 @@ def campaign(folder, trials, executor=None, fails=False, measure=False, **option
 @pytest.mark.parametrize("way", WAYS)
 def test_campaigns_one_after_the_other_leave_nothing_behind(tmp_path, way):
     used = []
-    for number in range(4):
-        results = campaign(tmp_path / str(number), 10, Local(), **WAYS[way])
+    for number in range(3):
+        results = campaign(tmp_path / str(number), 8, Local(), **WAYS[way])
         results.best.load()
         del results
         used.append(resources())
-    assert used[3] == used[1]
+    assert used[2] == used[1]
 
 
 @pytest.mark.fast("inherit", "population")
