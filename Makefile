@@ -67,15 +67,17 @@ docs: $(READY)
 wheel: $(READY)
 	$(BIN)/python -m build --outdir dist .
 
-# One target each, so that `make --jobs=2` runs two at once.
+# One target each, so that `make --jobs=2` runs two at once. Where RAY_ADDRESS names a Ray, they use
+# it; those in which elastix, Tune or a campaign of many trials has Ray to itself start one also then.
 EXAMPLES := $(sort $(wildcard examples/*.py))
+OWN_RAY := $(addprefix examples/,search.py survive_a_kill.py transformer_rungs.py tune_user.py)
 examples: $(EXAMPLES) examples/notebook.ipynb
 $(EXAMPLES): $(READY)
 	@echo "== $@"
-	@$(BIN)/python $@
+	@$(if $(filter $@,$(OWN_RAY)),env --unset=RAY_ADDRESS) $(BIN)/python $@
 examples/notebook.ipynb: $(READY)
 	mkdir -p build
-	$(BIN)/jupyter-execute --output $(abspath build)/notebook.ipynb $@
+	env --unset=RAY_ADDRESS $(BIN)/jupyter-execute --output $(abspath build)/notebook.ipynb $@
 	$(BIN)/python -c 'import json; cells = json.load(open("build/notebook.ipynb"))["cells"]; \
 		fits = [one["outputs"] for one in cells if ".fit()" in "".join(one["source"])]; \
 		assert [len(shown) for shown in fits] == [1], "a fit is one display, not " + str(fits)'
