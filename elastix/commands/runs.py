@@ -147,7 +147,7 @@ def rm(
 ) -> None:
     """Remove runs that are over, with their journals and States; `store gc` frees the bytes.
 
-    States that another tag names are kept.
+    A campaign goes with the runs of its trials. States that another tag names are kept.
     """
     with _owned(names, store):
         pass  # before anybody is asked
@@ -200,7 +200,7 @@ def _owned(names: Sequence[str], store: str) -> Iterator[None]:
     """
     refusal = "Nothing was removed. Stop it first."
     with ExitStack() as held:
-        for name in dict.fromkeys(names):
+        for name in dict.fromkeys(run for name in names for run in _runs_of(name, store)):
             path = catalogue.find(Path(store), name)
             for lock, what in (
                 (path.with_name(DRIVER_LOCK), f"run {name!r} of this store is at work"),
@@ -267,19 +267,29 @@ def _remove(name: str, store: str) -> dict[str, Any]:
     from elastix.store import Store
 
     refs, kept = set(_trials(name, store)), []
+    runs = _runs_of(name, store)
     with suppress(NotFound), Store(store, read_only=True), Store(store) as opened:
         for label, ref in opened.tags().items():
-            if label.startswith(f"{name}/"):
+            if label.partition("/")[0] in runs and "/" in label:
                 opened.untag(label)
                 refs.add(ref)
         kept = [ref[:12] for ref in sorted(refs) if not _retired(opened, ref)]
-    directory = Path(store) / "runs" / name
-    with notes.alone(directory):
-        # At once, so that whoever waits for its locks begins in a folder of its own.
-        directory.rename(directory.with_name(f"{_REMOVED}{secrets.token_hex(8)}"))
-    for left in directory.parent.glob(f"{_REMOVED}*"):  # of a removal that was killed as well
+    folder = Path(store) / "runs"
+    for run in runs:
+        with notes.alone(folder / run):
+            # At once, so that whoever waits for its locks begins in a folder of its own.
+            (folder / run).rename(folder / f"{_REMOVED}{secrets.token_hex(8)}")
+    for left in folder.glob(f"{_REMOVED}*"):  # of a removal that was killed as well
         shutil.rmtree(left, ignore_errors=True)
     return {"run": name, "states": len(refs) - len(kept), "kept": kept}
+
+
+def _runs_of(name: str, store: str) -> list[str]:
+    """It, after the runs of its trials if it is a campaign: without it nobody would find them."""
+    from elastix.search.trial_runs import trial_runs
+
+    catalogue.find(Path(store), name)
+    return [*trial_runs(Path(store), name), name]
 
 
 def _retired(store: "Store", ref: str) -> bool:

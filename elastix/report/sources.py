@@ -15,6 +15,7 @@ from elastix.report.trials import CampaignRecord, TrialRecord
 from elastix.search.results import Results
 from elastix.search.trial import Objectives, Trial, campaign_of, run_of
 from elastix.search.trial_database import FILE
+from elastix.search.trial_runs import is_trial
 
 
 def is_campaign(directory: Path) -> bool:
@@ -26,7 +27,7 @@ def winner(store: Path, record: CampaignRecord) -> list[tuple[str, str]]:
     """The run of a campaign's best trial. Only those of several workers are runs of their own."""
     best = record.best
     name = "" if best is None else run_of(record.name, best.number)
-    return [(f"best trial: {name}", name)] if name in catalogue.names(store) else []
+    return [(f"best trial: {name}", name)] if name and is_trial(store, name) else []
 
 
 def campaign(store: Path, run: str) -> list[tuple[str, str]]:
@@ -34,7 +35,8 @@ def campaign(store: Path, run: str) -> list[tuple[str, str]]:
     name = campaign_of(run)
     if name is None or name not in catalogue.names(store):
         return []
-    return [(f"campaign {name}", name)] if is_campaign(store / "runs" / name) else []
+    there = is_campaign(store / "runs" / name) and is_trial(store, run)
+    return [(f"campaign {name}", name)] if there else []
 
 
 def campaign_record(store: Path, name: str, events: Iterable[Event]) -> CampaignRecord:

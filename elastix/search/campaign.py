@@ -77,6 +77,7 @@ from elastix.search.trial import (
     seed_of,
 )
 from elastix.search.trial_database import Role, TrialDatabase, readable
+from elastix.search.trial_runs import refuse_named_after, refuse_run
 from elastix.store import Store
 from elastix.train.record.finished import mark
 from elastix.train.record.loaded_script import refuse_while_loading
@@ -270,7 +271,10 @@ class Campaign:
             self._gate.check(self._checked_space.get_default_configuration())
         searcher = self._begun(self._run.seed)
         directory = self._run.directory
+        refuse_run(directory)
         with TrialDatabase(directory) as database:
+            if self._scaling.max_workers > 1 and not database.count():
+                refuse_named_after(Path(self._run.store), self.name)
             facts, same = self._introduce(database)
             if facts["seed"] != self._run.seed:
                 searcher = self._begun(facts["seed"])

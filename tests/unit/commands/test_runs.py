@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from datetime import datetime
 
 import pytest
@@ -385,6 +386,29 @@ def test_what_is_removed_takes_its_states_along_but_none_that_others_name(store)
     with Store(store, read_only=True) as models:
         assert set(models.tags()) == {"mine"}
         assert len(models.log()) == 1
+
+
+def test_a_campaign_goes_with_the_runs_of_its_trials_and_no_other(store):
+    trial = replace(started("nas-00000", seed=5), order_seed=0)
+    write(store, "nas-00000", trial)
+    write(store, "nas-00001", started("nas-00001"))  # a user's, of that name by chance
+    with Store(store) as models:
+        ref = models.put(State({"w": torch.full((250,), 2.0)}))
+        models.tag("nas-00000/last", ref)
+        models.tag("nas-00001/last", models.put(State({"w": torch.full((250,), 3.0)})))
+    (found,) = json.loads(run(store, "rm", "nas", "--yes", "--json").stdout)
+    assert (found["run"], found["states"]) == ("nas", 1)
+    assert catalogue.names(store) == ["digits", "gone", "good", "nas-00001"]
+    with Store(store, read_only=True) as models:
+        assert "nas-00000/last" not in models.tags()
+        assert "nas-00001/last" in models.tags()
+
+
+def test_a_campaign_is_not_removed_while_one_of_its_trials_runs(store):
+    write(store, "nas-00000", replace(started("nas-00000"), order_seed=0))
+    with Journal(store / "runs" / "nas-00000" / "journal.jsonl"):
+        assert "nas-00000" in run(store, "rm", "nas", "--yes", code=1).stderr
+    assert {path.name for path in (store / "runs").iterdir()} >= {"nas", "nas-00000"}
 
 
 def test_removal_asks_and_a_no_removes_nothing(store):
