@@ -200,7 +200,7 @@ def _owned(names: Sequence[str], store: str) -> Iterator[None]:
     """
     refusal = "Nothing was removed. Stop it first."
     with ExitStack() as held:
-        for name in dict.fromkeys(run for name in names for run in _runs_of(name, store)):
+        for name in dict.fromkeys(run for asked in names for run in _runs_of(asked, store)):
             path = catalogue.find(Path(store), name)
             for lock, what in (
                 (path.with_name(DRIVER_LOCK), f"run {name!r} of this store is at work"),
