@@ -35,6 +35,8 @@ Role = Literal["search", "rerank"]
 _VERSION = 2
 _WITHOUT_SUMS = 1
 _BUSY_S = 30.0
+_NO_SHARED = "SQLITE_IOERR_SHMSIZE"  # the disk is full, before anything is written to it
+_NO_PLACE = ("SQLITE_CANTOPEN", "SQLITE_READONLY", _NO_SHARED)
 _TABLES = f"""
 BEGIN;
 CREATE TABLE facts(name TEXT PRIMARY KEY, value TEXT NOT NULL, sum INTEGER) WITHOUT ROWID;
@@ -347,7 +349,8 @@ def _connect(path: Path, mode: str) -> sqlite3.Connection:
 def _reader(path: Path) -> sqlite3.Connection:
     """The database, or a copy of it in memory where only a copy can be read.
 
-    Even to read, SQLite needs a file beside the database; a read-only disk has no place for it.
+    Even to read, SQLite needs a file beside the database; a disk that is read-only, or full, has no
+    place for it.
     What a killed process has left in the log beside is in the copy as well.
     """
     sql = _connect(path, "ro")
@@ -355,7 +358,7 @@ def _reader(path: Path) -> sqlite3.Connection:
         sql.execute("SELECT 1 FROM sqlite_master")
     except sqlite3.OperationalError as error:
         sql.close()
-        if not error.sqlite_errorname.startswith(("SQLITE_CANTOPEN", "SQLITE_READONLY")):
+        if not error.sqlite_errorname.startswith(_NO_PLACE):
             raise
     except BaseException:
         sql.close()
@@ -399,7 +402,7 @@ def _errors(path: Path) -> Iterator[None]:
     except sqlite3.Error as error:
         name = getattr(error, "sqlite_errorname", type(error).__name__)
         text = f"the campaign's trial database {path} failed: {error} ({name})."
-        if name == "SQLITE_FULL":
+        if name in ("SQLITE_FULL", _NO_SHARED):
             raise Full(
                 f"{text} What it has is safe, the last results are not in it. Make room and run "
                 "the campaign again."

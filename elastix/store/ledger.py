@@ -30,11 +30,22 @@ from elastix.store.neighbourhood import Neighbourhood
 from elastix.store.owner import Owner, crowded, held_elsewhere, refuse_links
 from elastix.store.packs import Claims, Packs, Writer, read_record, storage_errors
 from elastix.store.records import Header, Kind, Place, parse_tag, retired_bytes, tag_bytes
-from elastix.store.requests import ANY, Put, PutPlan, Reply, Request, Retire, Tag, index_errors
+from elastix.store.requests import (
+    ANY,
+    NO_SHARED,
+    Put,
+    PutPlan,
+    Reply,
+    Request,
+    Retire,
+    Tag,
+    index_errors,
+)
 from elastix.store.verify import Damage, Stats
 
 logger = logging.getLogger(__name__)
 _RESERVE_BYTES = 1 << 20
+_SHARED_BYTES = 1 << 16
 _FOUND_KEPT = 4096
 _FILTERS_KEPT, _MODELS_KEPT = 16, 1_000_000
 _UNREADABLE = ("SQLITE_CORRUPT", "SQLITE_NOTADB", "SQLITE_ERROR", "")
@@ -147,7 +158,7 @@ class Ledger:
             fresh = path is None or not path.exists()
             if not fresh:
                 try:
-                    self.index = Index(path)
+                    self.index = self._opened(path)
                     self._adopt()
                 except (sqlite3.DatabaseError, Corrupt, *NONSENSE) as error:
                     if not _is_damage(error, path):
@@ -163,6 +174,15 @@ class Ledger:
                 self._replay(pack_replay.everything(packs))
             if self._owner is not None:
                 self._owner.settle()
+
+    def _opened(self, path: Path | None) -> Index:
+        """The index, also on a full disk: SQLite keeps a file beside it as long as it is open."""
+        try:
+            return Index(path)
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorname != NO_SHARED or not self._cut_reserve():
+                raise
+            return Index(path)
 
     def _open_read_only(self) -> None:
         path, packs = self._file, self.packs
@@ -684,9 +704,21 @@ class Ledger:
             with self._mutex, suppress(sqlite3.Error):
                 self.index.sql.execute("PRAGMA wal_checkpoint(TRUNCATE)")
 
+    def _cut_reserve(self) -> bool:
+        """Free a part of it; whether there was as much."""
+        path = self.reserve_path
+        if path is None:
+            return False
+        with suppress(OSError):
+            left = path.stat().st_size - _SHARED_BYTES
+            if left >= 0:
+                os.truncate(path, left)
+                return True
+        return False
+
     def _reserve(self) -> None:
         path = self.reserve_path
-        if path is None or path.exists():
+        if path is None or (path.exists() and path.stat().st_size >= _RESERVE_BYTES):
             return
         draft = path.with_name("reserve.draft")
         try:

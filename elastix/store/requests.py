@@ -78,6 +78,10 @@ def check_filters(where: Mapping[str, Any] | None, tagged: str | None) -> None:
         ) from error
 
 
+NO_SHARED = "SQLITE_IOERR_SHMSIZE"
+"""What SQLite says of a full disk when it opens a file, before anything is written to it."""
+
+
 def index_errors() -> AbstractContextManager[None]:
     """Turn SQLite's errors, and what values that no index has lead to, into StoreErrors."""
     return _INDEX_ERRORS
@@ -104,7 +108,7 @@ def _of_sqlite(error: sqlite3.Error) -> StoreError:
     if name == "ProgrammingError" and "closed" in str(error):
         return StoreError("this store was closed. Nothing was done. Open it again.")
     text = f"the store's index failed: {error} ({name})."
-    if name == "SQLITE_FULL":
+    if name in ("SQLITE_FULL", NO_SHARED):
         return Full(f"{text} The operation had no effect. Make room, or retire models and run gc.")
     if name.startswith("SQLITE_READONLY"):
         return ReadOnly(f"{text} Nothing was changed. Open with read_only=True.")

@@ -72,6 +72,34 @@ def test_gc_runs_on_a_full_disk(disk: Path) -> None:
         assert len(store.log()) == len(refs[1::2]) + 1
 
 
+def test_whoever_comes_to_a_full_disk_makes_room_again_and_again(disk: Path) -> None:
+    with Store(disk / "store") as store:
+        refs = [store.put(small(n, size=3000)) for n in range(30)]
+    take_the_rest(disk)
+    for _ in range(20):  # more than the reserve has parts
+        with Store(disk / "store") as store:
+            assert len(store.log()) == 30
+    for ref in refs[::2]:
+        with Store(disk / "store") as store:
+            store.retire(ref)
+    with Store(disk / "store") as store:
+        assert store.gc().freed_bytes > 100_000
+        for ref in refs[1::2]:
+            assert same(store.get(ref), small(refs.index(ref), size=3000))
+        assert store.verify() == []
+    with Store(disk / "store"):
+        assert (disk / "store" / "reserve").stat().st_size == 1 << 20
+
+
+def test_a_full_disk_is_told_of_where_no_reserve_is_left(disk: Path) -> None:
+    with Store(disk / "store") as store:
+        store.put(small(1))
+    (disk / "store" / "reserve").unlink()
+    take_the_rest(disk)
+    with pytest.raises(Full, match="Make room"), Store(disk / "store"):
+        pass
+
+
 def test_models_with_a_tag_can_be_let_go_of_on_a_full_disk(disk: Path) -> None:
     """As the checkpoints of a run have one each."""
     states: dict[Ref, State] = {}
@@ -110,7 +138,8 @@ def test_a_read_only_disk(disk: Path) -> None:
         subprocess.run(["mount", "-o", "remount,rw", str(disk)], check=True)
 
 
-def test_a_campaign_on_a_read_only_disk_is_read_whole(disk: Path) -> None:
+@pytest.mark.parametrize("how", ["read-only", "full"])
+def test_a_campaign_on_a_disk_without_a_place_is_read_whole(disk: Path, how: str) -> None:
     facts = {"name": "c", "metrics": ["m"], "modes": ["max"], "searcher": "Random", "began_s": 1.0}
     rows = [TrialRow(Trial(n, Suggestion({"x": n}), losses=(-n,)), done=n) for n in range(1, 9)]
     with TrialDatabase(disk / "runs" / "c") as database:
@@ -120,7 +149,10 @@ def test_a_campaign_on_a_read_only_disk_is_read_whole(disk: Path) -> None:
         shutil.copytree(disk / "runs" / "c", killed)  # as a process that is killed leaves it
     assert (killed / "campaign.sqlite-wal").stat().st_size > 0
     (killed / "campaign.sqlite-shm").unlink()
-    subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
+    if how == "full":
+        take_the_rest(disk)
+    else:
+        subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
     try:
         for name in ("c", "killed"):
             assert [trial.number for trial in Results.open(disk, name)] == list(range(1, 9))
