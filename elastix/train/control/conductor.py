@@ -365,7 +365,8 @@ class Conductor:
         if away_s > self._failure.hang_timeout_s / 2:
             # This process was stopped, and perhaps all others were: nobody is to blame for that.
             self._detector.was_away(away_s, now)
-            self._interruption.was_away(away_s)
+            self._interruption.was_away(away_s, now)
+            self._quorum.was_away(away_s, now)
         if self.phase is not Phase.OVER:
             self._interruption.look(now, held=self._held)
         if self.phase is not Phase.RUNNING:

@@ -112,7 +112,7 @@ class FailureDetector:
         for known in self._watched.values():
             known.heard = min(known.heard + seconds, now)
             known.moved = min(known.moved + seconds, now)
-        self._reachability.was_away(seconds)
+        self._reachability.was_away(seconds, now)
 
     def forget(self, worker: int) -> None:
         """The worker is gone."""

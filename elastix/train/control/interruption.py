@@ -63,9 +63,9 @@ class Interruption:
     def _counts(self, step: int, reason: str) -> bool:
         return bool(self.reason) and step >= self._from_step and reason not in ("final", "best")
 
-    def was_away(self, seconds: float) -> None:
-        """Nobody could store anything for so long."""
-        self._asked += seconds
+    def was_away(self, seconds: float, now: float) -> None:
+        """Nobody could store anything for so long; what was asked since counts from `now`."""
+        self._asked = min(self._asked + seconds, now)
 
     def look(self, now: float, *, held: bool) -> None:
         """Time has passed. `held`: somebody has the State."""

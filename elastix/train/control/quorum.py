@@ -66,6 +66,11 @@ class Quorum:
         self._short_since = now
         return _dismissal(present, self._minimum, wait_s if awaited else None)
 
+    def was_away(self, seconds: float, now: float) -> None:
+        """Nobody could come for so long."""
+        if self._short_since is not None:
+            self._short_since = min(self._short_since + seconds, now)
+
     def start_over(self) -> None:
         """A new group is founded; waiting begins anew."""
         self._short_since = None

@@ -95,10 +95,10 @@ class Reachability:
             known.last = generation
         return True
 
-    def was_away(self, seconds: float) -> None:
-        """Nobody could hear anything for so long."""
+    def was_away(self, seconds: float, now: float) -> None:
+        """Nobody could hear anything for so long; what was heard since counts from `now`."""
         for failing in (*self._failing.values(), self._vain):
-            failing.since += seconds
+            failing.since = min(failing.since + seconds, now)
 
     def settled(self, members: Collection[int]) -> None:
         """These are all in one group."""

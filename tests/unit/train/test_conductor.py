@@ -27,7 +27,7 @@ from elastix.events import (
 )
 from elastix.train.control.actions import EndWorker, KillWorker, Relay, StartWorker, Tell, Write
 from elastix.train.control.conductor import Conductor
-from elastix.train.control.interruption import STORE_S
+from elastix.train.control.interruption import STORE_S, Interruption
 from elastix.train.control.messages import (
     CatchUp,
     CaughtUp,
@@ -1376,3 +1376,24 @@ def test_a_run_that_is_suspended_while_it_is_stopped_stores_its_state():
     world.at(20.6, suspend(100.0))
     assert world.run().outcome == "interrupted"
     assert world.stored_step
+
+
+@pytest.mark.parametrize("when", [0.5, 25.0])
+def test_a_run_that_is_suspended_while_it_waits_for_workers_waits_as_long_as_ever(when):
+    world = World(2, min_workers=2, wait_s=30.0, start_timeout_s=30.0)
+    world.at(20.0, lambda w: w.kill(0))
+    world.at(20.1, lambda w: setattr(w, "free", 0))  # there is no room for another
+    world.at(28.0, lambda w: setattr(w, "free", 1))
+    world.at(when, suspend(100.0))
+    assert world.run().outcome == "finished"
+    assert committed_once(world)
+
+
+def test_what_is_asked_for_before_a_suspended_conductor_knows_the_time_is_no_later_for_that():
+    interruption = Interruption()
+    interruption.ask("Ctrl-C", step=5, stored=0, now=4000.0)
+    interruption.was_away(3600.0, now=4000.2)
+    interruption.look(4019.0, held=True)
+    assert not interruption.over
+    interruption.look(4020.5, held=True)
+    assert interruption.over

@@ -219,3 +219,12 @@ def test_when_one_is_taken_out_the_others_have_to_fail_anew_and_more_than_once()
     assert reachability.verdict(members, 10 * TIMEOUT) is None
     fails(4, 10 * TIMEOUT, (0, 1))
     assert reachability.verdict(members, 10 * TIMEOUT) == 1
+
+
+def test_what_is_heard_before_a_suspended_conductor_knows_the_time_counts_from_then():
+    reachability = Reachability(TIMEOUT)
+    reachability.hear(0, Suspect(1, "", frozenset({1})), now=4000.0)
+    reachability.was_away(3600.0, now=4000.2)
+    reachability.hear(0, Suspect(2, "", frozenset({1})), now=4005.0)
+    assert reachability.verdict({0, 1}, now=4009.0) is None
+    assert reachability.verdict({0, 1}, now=4011.0) == 1
