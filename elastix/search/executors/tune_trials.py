@@ -16,6 +16,7 @@ from typing import Any
 
 import ray
 from ray import tune
+from ray.tune.result import AUTO_RESULT_KEYS, DEBUG_METRICS, DONE, SHOULD_CHECKPOINT
 from ray.tune.schedulers import FIFOScheduler, TrialScheduler
 from ray.tune.search import ConcurrencyLimiter, Searcher
 
@@ -32,6 +33,8 @@ from elastix.train.on_ray.room import fit_on_nodes
 _WORK = "elastix_work"
 _ENDED = "elastix_ended"
 _JOIN_S = 60.0
+_OF_TUNE = frozenset((DONE, SHOULD_CHECKPOINT, *AUTO_RESULT_KEYS, *DEBUG_METRICS))
+"""Results by which Tune does something: by `done` it ends the trial."""
 
 News = WorkReport | Ended
 
@@ -157,7 +160,8 @@ def _trainable(config: Mapping[str, Any], train: bytes) -> None:
     context = tune.get_context()
 
     def tell(progress: WorkReport) -> None:
-        values = {k: v for k, v in progress.metrics.items() if isinstance(v, int | float)}
+        shown = {k: v for k, v in progress.metrics.items() if k not in _OF_TUNE}
+        values = {k: v for k, v in shown.items() if isinstance(v, int | float)}
         tune.report({**values, "elastix_seq": progress.seq, "elastix_all": _pack(progress)})
 
     ended = execute(

@@ -2,7 +2,12 @@
 
 import queue
 
-from elastix.search.executors.executor import Work
+import pytest
+import ray
+from ray import tune
+
+from elastix.search.executors import tune_trials
+from elastix.search.executors.executor import Ended, EndedKind, Work, WorkReport
 from elastix.search.executors.tune_trials import _Queue
 
 
@@ -17,3 +22,22 @@ def test_a_halt_that_comes_too_late_is_not_for_the_next_run_of_the_trial():
     assert works.suggest("second")
     assert works.number("second") == 7
     assert 7 not in works.halted
+
+
+@pytest.mark.parametrize("name", ["done", "should_checkpoint", "training_iteration", "loss"])
+def test_tune_is_told_of_no_metric_by_which_it_does_something(name, monkeypatch):
+    """A trial that reported `done=1.0` was ended by it, and counted as lost."""
+    given = []
+    monkeypatch.setattr(tune, "report", given.append)
+    news = queue.SimpleQueue()
+    works = _Queue(news)
+    works.put(Work(number=7, name="a", config={}, seed=2))
+    train = ray.cloudpickle.dumps(lambda ctx: ctx.report(**{name: 0.5}))
+    tune_trials._trainable(works.suggest("first"), train)
+    assert [name in result for result in given] == [name == "loss", False]
+    for result in given:
+        works.on_trial_result("first", result)
+    reported, ended = news.get(), news.get()
+    assert isinstance(reported, WorkReport)
+    assert isinstance(ended, Ended)
+    assert (ended.kind, ended.results) == (EndedKind.FINISHED, {0: {name: 0.5}})
