@@ -314,8 +314,8 @@ class TrackedObjects:
         except StateError as error:
             raise StateError(
                 f"{error} The run goes on from a State that another train function or config has "
-                "stored. To begin anew choose another RunConfig.name, or remove STORE/runs/NAME; "
-                "to go on give the model and the optimizer that it was stored with."
+                "stored. To begin anew choose another RunConfig.name, or remove the run: `elastix "
+                "runs rm NAME`; to go on give the model and the optimizer that it was stored with."
             ) from error
         self._unclaimed, self._placed = state_entries.without(state, self.others), False
         # A joiner that began anew in the middle of its loop has some of these.
