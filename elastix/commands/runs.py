@@ -15,7 +15,7 @@ from rich.filesize import decimal
 from elastix.commands.exit_codes import says
 from elastix.commands.output import AsJson, complain, print_table
 from elastix.commands.store_arguments import STORE, Folder, require_folder
-from elastix.errors import ConfigError, Conflict, NotFound, StoreError
+from elastix.errors import ConfigError, Conflict, Corrupt, NotFound, StoreError
 from elastix.observe import catalogue, notes
 from elastix.observe.journal import lock_of
 from elastix.observe.progress import duration, number, shown
@@ -280,6 +280,8 @@ def _remove(name: str, store: str) -> dict[str, Any]:
             # At once, so that whoever waits for its locks begins in a folder of its own.
             (folder / run).rename(folder / f"{_REMOVED}{secrets.token_hex(8)}")
     for left in folder.glob(f"{_REMOVED}*"):  # of a removal that was killed as well
+        if left.is_symlink():  # what it leads to is not of this store
+            left.unlink(missing_ok=True)
         shutil.rmtree(left, ignore_errors=True)
     return {"run": name, "states": len(refs) - len(kept), "kept": kept}
 
@@ -306,7 +308,14 @@ def _trials(name: str, store: str) -> list[str]:
     """Models that the trials of a campaign have left."""
     from elastix.search.results import Results
 
-    with suppress(NotFound):
+    try:
         results = Results.open(store, name)
-        return [t.ref for t in (*results.trials, *results.reranked) if t.ref is not None]
-    return []
+    except NotFound:
+        return []
+    except Corrupt:
+        complain(
+            f"the trial database of {name!r} is damaged, so it is not known which models its "
+            "trials have left: these stay in the store."
+        )
+        return []
+    return [t.ref for t in (*results.trials, *results.reranked) if t.ref is not None]

@@ -411,6 +411,22 @@ def test_a_campaign_is_not_removed_while_one_of_its_trials_runs(store):
     assert {path.name for path in (store / "runs").iterdir()} >= {"nas", "nas-00000"}
 
 
+def test_a_campaign_with_a_damaged_database_is_removed_and_its_models_are_said_to_stay(store):
+    (store / "runs" / "nas" / "campaign.sqlite").write_bytes(b"SQLite format 3\0" + bytes(50))
+    result = run(store, "rm", "nas", "--yes")
+    assert "the trial database of 'nas' is damaged" in result.stderr
+    assert "nas" not in catalogue.names(store)
+
+
+def test_of_a_run_elsewhere_the_link_is_removed(store, tmp_path_factory):
+    elsewhere = tmp_path_factory.mktemp("elsewhere") / "good"
+    shutil.move(store / "runs" / "good", elsewhere)
+    (store / "runs" / "good").symlink_to(elsewhere)
+    run(store, "rm", "good", "--yes")
+    assert list((store / "runs").glob(".removed-*")) == []
+    assert (elsewhere / "journal.jsonl").exists()
+
+
 def test_removal_asks_and_a_no_removes_nothing(store):
     run(store, "rm", "good", answer="n\n", code=1)
     assert (store / "runs" / "good").exists()
