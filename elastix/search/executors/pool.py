@@ -37,7 +37,7 @@ from elastix.search.executors import trial_memory
 from elastix.search.executors.executor import Ended, EndedKind, TrainFunction, Work, WorkReport
 from elastix.search.executors.group_worker import GroupWorker, journal_of
 from elastix.search.executors.packer import Packer, Placement, Reserve
-from elastix.search.executors.pool_worker import Hello, LoneWorker, packed
+from elastix.search.executors.pool_worker import GIVEN_BACK, Hello, LoneWorker, packed
 from elastix.search.executors.store_access import StoreAccess
 from elastix.search.model_sources import StoreOpener
 from elastix.train.on_ray.actor_classes import as_actor
@@ -295,6 +295,9 @@ class Pool:
         if ref == handle.giving_back:
             handle.giving_back = None
             return self._given_back(handle, answer)
+        if answer == GIVEN_BACK:  # whichever of the two answers is heard of first
+            turns = [given.turn for given in handle.inhand if given.ref == ref]
+            return self._given_back(handle, turns)
         return [self._over(handle, answer)]
 
     def _given_back(self, handle: _WorkerHandle, answer: Any) -> list[WorkReport | Ended]:  # noqa: ANN401

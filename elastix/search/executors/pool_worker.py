@@ -25,6 +25,8 @@ from elastix.search.executors.executor import Ended, TrainFunction, Work, WorkRe
 from elastix.search.executors.in_process import execute
 from elastix.train.replica.context import Context
 
+GIVEN_BACK = b""
+"""The answer of a run that had not begun when it was given back."""
 _KEPT = 10_000
 
 
@@ -118,14 +120,16 @@ class PoolWorker(ABC):
     def run(self, given: bytes, turn: int) -> bytes:
         """Run a trial to its end: Work to Ended, packed. What it raises is part of the answer.
 
+        GIVEN_BACK if another worker is to have it.
+
         Args:
             given: the Work.
             turn: by which this run is halted; a later one of the trial has another. They grow.
         """
         with self._turns:
-            if turn in self._given_back:  # nobody waits for this answer
+            if turn in self._given_back:
                 self._given_back.discard(turn)
-                return b""
+                return GIVEN_BACK
             self._begun = turn
         work: Work = pickle.loads(given)
         self._at = f"trial={work.number}"

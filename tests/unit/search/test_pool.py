@@ -104,6 +104,29 @@ def test_what_has_begun_meanwhile_is_not_taken_back():
     assert handle.giving_back is None
 
 
+@pytest.mark.parametrize("first", ["its end", "that it was given back"])
+def test_what_was_given_back_ends_once_whatever_is_heard_of_first(first):
+    """The long run may end at that moment, and all three answers come at once."""
+    pool = with_workers(0)
+    for number in range(3):
+        pool.submit(Work(number=number, name=f"a-{number:05d}", config={}, seed=2))
+    handle = pool._handles[0]
+    long, *behind = handle.inhand
+    handle.giving_back = "asked"
+    over = pool._take(handle, long.ref, packed(Ended(number=0, kind=EndedKind.FINISHED)))
+    assert [one.kind for one in over] == [EndedKind.FINISHED]
+    answers = [(given.ref, b"") for given in behind]
+    asked = ("asked", [given.turn for given in behind])
+    ends = []
+    for ref, answer in [*answers, asked] if first == "its end" else [asked, *answers]:
+        ends += pool._take(handle, ref, answer)
+    assert [(one.number, one.kind) for one in ends] == [
+        *((1, EndedKind.RETURNED), (2, EndedKind.RETURNED))
+    ]
+    assert not handle.inhand
+    assert pool.room == 8
+
+
 class Deaf:
     """An actor that says nothing."""
 
