@@ -20,6 +20,7 @@ from elastix.errors import ConfigError
 from elastix.sharding import let_go_of_gathered, local
 from elastix.state import RandomState
 from elastix.train.replica import refusals
+from elastix.train.replica.outlines import same
 
 Metric = Callable[[torch.nn.Module, Any], float | torch.Tensor | Mapping[str, float | torch.Tensor]]
 """`metric(model, batch)`: the mean over the batch, or several by name."""
@@ -388,4 +389,5 @@ def buffers_kept(modules: Collection[torch.nn.Module]) -> Iterator[None]:
         with torch.no_grad():
             for buffers, name, buffer, values in held:
                 buffers[name] = buffer
-                local(buffer).copy_(values)
+                if not same(local(buffer), values):  # one that was expanded cannot be written to
+                    local(buffer).copy_(values)

@@ -33,6 +33,7 @@ from elastix.state import RandomState, State, Stateful
 from elastix.state_entries import OUTER
 from elastix.train.checkpoint import state_digests
 from elastix.train.replica.learning_rate import hold_at_end
+from elastix.train.replica.outlines import same
 
 _PASSING = "@passing buffers/"
 """What names begin with, in a State on its way to who joins, that are in no State that is kept."""
@@ -345,7 +346,9 @@ class TrackedObjects:
         with torch.no_grad():
             for name, buffer in self._passing.items():
                 given = state.tensors.get(_PASSING + name)
-                if given is not None and given.shape == local(buffer).shape:
+                if given is None or given.shape != local(buffer).shape:
+                    continue
+                if not same(local(buffer), given):  # one that was expanded cannot be written to
                     local(buffer).copy_(given)
         kept = {n: t for n, t in state.tensors.items() if not n.startswith(_PASSING)}
         return replace(state, tensors=kept)

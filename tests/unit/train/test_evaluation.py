@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from elastix.train.replica.evaluation import Evaluation, ExactEvaluation
+from elastix.train.replica.evaluation import Evaluation, ExactEvaluation, buffers_kept
 
 
 @pytest.mark.parametrize("value", [float("inf"), float("nan"), 3.0])
@@ -104,3 +104,13 @@ def test_what_batches_move_in_buffers_is_the_same_for_any_number_of_members():
         assert not any(buffer.any() for buffer in (*model.buffers(), *average.buffers()))
         assert all(buffer is buffers[name] for name, buffer in model.named_buffers())
     assert found[0] == found[1]
+
+
+def test_a_mask_that_was_expanded_and_stays_as_it_is_is_not_written_to():
+    module = torch.nn.Module()
+    module.register_buffer("mask", torch.tensor([1.0, float("nan")]).expand(3, 2), persistent=False)
+    module.register_buffer("seen", torch.zeros(2))
+    with buffers_kept([module]):
+        module.seen += 1
+    assert module.seen.tolist() == [0.0, 0.0]
+    assert module.mask._version == 0

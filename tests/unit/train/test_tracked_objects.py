@@ -104,6 +104,23 @@ def test_of_a_stored_state_no_more_is_read_than_a_process_asks_for() -> None:
     assert live.take_passing(stored) is stored
 
 
+class Masked(torch.nn.Linear):
+    def __init__(self, seen: float) -> None:
+        super().__init__(2, 1)
+        self.register_buffer("mask", torch.ones(1, 2).expand(3, 2), persistent=False)
+        self.register_buffer("seen", torch.tensor(seen), persistent=False)
+
+
+def test_a_newcomer_has_a_mask_that_was_expanded_and_other_buffers_as_they_are() -> None:
+    """Nobody can write to a tensor whose elements lie in one place."""
+    (first, model), (second, other) = (TrackedObjects(), Masked(7.0)), (TrackedObjects(), Masked(0))
+    first.prepare([model], torch.device("cpu"))
+    second.prepare([other], torch.device("cpu"))
+    state = second.take_passing(first.for_joiners(first.capture({})))
+    assert float(other.seen) == 7.0
+    assert state.tensors.keys() == first.capture({}).tensors.keys()
+
+
 def test_what_only_an_outer_optimizer_holds_is_not_copied_late() -> None:
     """The train function changes it when it likes, an average of weights for one."""
     live, model, average = TrackedObjects(), torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)
