@@ -519,6 +519,7 @@ def test_libraries_are_imported_when_asked_for():
         ({"n_trials": 3}, "unexpected keyword argument 'n_trials'. Nothing"),
         ({"multivariate": False, "group": True}, "``multivariate`` is enabled. Nothing"),
         ({"seed": 3}, r"RunConfig\(seed="),
+        ({"constraints_func": lambda trial: (trial.params["x"],)}, r"Give Space\(\.\.\., valid="),
     ],
 )
 def test_options_that_optuna_does_not_take_are_refused_at_once(options, told):

@@ -113,6 +113,12 @@ class Optuna:
             f"seed={options.get('seed')!r}: proposals go by the campaign's seed. Nothing was "
             "started. Give RunConfig(seed=...).",
         )
+        require(
+            options.get("constraints_func") is None,
+            "constraints_func: it would know a trial's configuration alone, and what it says is "
+            "forgotten when a campaign goes on, and of trials at rungs. Nothing was started. Give "
+            "Space(..., valid=...): what that does not allow is never proposed.",
+        )
 
     def start(
         self, space: Space | ConfigurationSpace, *, objectives: int = 1, seed: int = 0
