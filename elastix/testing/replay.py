@@ -183,6 +183,8 @@ def compare(
 
 def difference(stored: torch.Tensor, replayed: torch.Tensor) -> float:
     """The largest, relative to the largest finite value; infinite where one alone is finite."""
+    if not stored.is_complex():  # of eight bits, nothing can be subtracted
+        stored, replayed = stored.double(), replayed.double()
     same = (stored == replayed) | (stored.isnan() & replayed.isnan())
     gaps = (stored - replayed).abs().masked_fill(same, 0).nan_to_num(nan=math.inf, posinf=math.inf)
     scale = stored.abs().masked_fill(~stored.isfinite(), 0)

@@ -25,3 +25,13 @@ def test_relative_to_the_largest_finite_value_and_infinite_where_one_alone_is_fi
     stored, replayed, expected
 ):
     assert difference(torch.tensor(stored), torch.tensor(replayed)) == expected
+
+
+@pytest.mark.parametrize(
+    "dtype",
+    [torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e8m0fnu, torch.half, torch.complex64],
+)
+def test_of_any_type(dtype):
+    one, other = torch.tensor([1.0, 4.0]).to(dtype), torch.tensor([1.0, 2.0]).to(dtype)
+    assert difference(one, one.clone()) == 0.0
+    assert difference(one, other) == 0.5
