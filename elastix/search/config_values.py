@@ -206,7 +206,7 @@ def _as_drawn(hyperparameter: Parameter, value: Any, given: Any) -> Any:  # noqa
     listed = choices(hyperparameter)
     if listed is None:
         whole = isinstance(hyperparameter, IntegerHyperparameter)
-        return int(given) if whole else float(given)
+        return int(given) if whole else float(given) + 0.0  # -0.0 is written otherwise
     value = plain(value)
     same = [plain(choice) for choice in listed if plain(choice) == value]
     return next((choice for choice in same if type(choice) is type(value)), same[0])

@@ -353,6 +353,7 @@ def test_a_checked_configuration_is_one_that_could_have_been_drawn():
     assert json.dumps(found, sort_keys=True) == (
         '{"norm": true, "rate": 1.0, "size": 1, "width": 8}'
     )
+    assert str(space.check({**found, "rate": -0.0})["rate"]) == "0.0"
     with pytest.raises(ConfigError, match="is not valid"):
         space.check({**found, "rate": 10**400})
 
