@@ -317,6 +317,8 @@ class Member:
         self._steps.random.prepared()
         if had_gradients and self.rank == 0:
             logger.warning(refusals.GRADIENTS_DROPPED)
+        if several and self.rank == 0 and live.has(torch.nn.SyncBatchNorm):
+            logger.warning(refusals.UNSYNCED_NORM)
         if self.settings.alone:
             before, self._before_inheriting = self._before_inheriting, ()
             self._used.begin(objects, before)

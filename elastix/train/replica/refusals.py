@@ -32,6 +32,13 @@ GRADIENTS_DROPPED = (
     "Call optimizer.zero_grad() before ctx.prepare, and nothing is dropped."
 )
 
+UNSYNCED_NORM = (
+    "the model has SyncBatchNorm, and workers do not wait for each other in a forward pass: each "
+    "normalises by its own samples of the batch, as BatchNorm does, and their number changes with "
+    "the group. The run goes on. Use GroupNorm or LayerNorm, or a loader with slices, which have "
+    "the same samples however many workers there are."
+)
+
 PLAIN_LOADER = (
     "steps are made on batches of a torch DataLoader: each worker has all of them, so in an "
     "epoch the group trains on every sample as often as there are workers (now: %d). Nobody "

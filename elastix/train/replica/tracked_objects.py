@@ -160,6 +160,11 @@ class TrackedObjects:
         _watch_optimizers(self)
         return drop_gradients(modules)
 
+    def has(self, kind: type[torch.nn.Module]) -> bool:
+        """Whether one of the modules is of that kind, or has one in it."""
+        parts = (part for module in self.modules.values() for part in module.modules())
+        return any(isinstance(part, kind) for part in parts)
+
     def close(self) -> None:
         """The run is over: steps of optimizers in this process are no affair of it any more."""
         _unwatch(self)
