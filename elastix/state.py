@@ -482,8 +482,9 @@ def restore_others(
             raise StateError(f"the State holds nothing for {name!r}.")
         values = unflatten(state.meta[f"@{name}"], _fitted_other(state, name, other, names))
         if isinstance(other, torch.optim.Optimizer):
-            values = _by_index(other, values, names)
-        other.load_state_dict(values)
+            _load(other, _by_index(other, values, names), names, state.tensors)
+        else:
+            other.load_state_dict(values)
 
 
 def _fitted(
@@ -619,8 +620,49 @@ def _adopt_slots(
                 ours["state"][index] = _copied(unflatten(slot, tensors), parameter)
                 number += 1
     if number:
-        optimizer.load_state_dict(ours)
+        renamed = {key: sources.get(name, "") for key, name in names.items()}
+        _load(optimizer, ours, renamed, ancestor.tensors)
     return number
+
+
+def _load(
+    optimizer: torch.optim.Optimizer,
+    values: dict[str, Any],
+    names: Mapping[int, str],
+    tensors: Mapping[str, torch.Tensor],
+) -> None:
+    """Load its state, of the types that it has there if parameters have theirs.
+
+    Torch gives it the types of parameters: NAdam's product of momenta, a float32 beside weights of
+    bfloat16, would be rounded to eight bits, and steps from there on would be others.
+
+    Args:
+        optimizer: takes it.
+        values: as torch numbers them.
+        names: of parameters, among `tensors`.
+        tensors: of the State that the values are from.
+    """
+    optimizer.load_state_dict(values)
+    if type(optimizer).load_state_dict is not torch.optim.Optimizer.load_state_dict:
+        return  # it knows how its types are to be
+    indices = [index for group in values["param_groups"] for index in group["params"]]
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    for index, parameter in zip(indices, parameters, strict=True):
+        there = tensors.get(names.get(id(parameter), ""))
+        if index in values["state"] and there is not None and there.dtype == parameter.dtype:
+            loaded = optimizer.state[parameter]
+            loaded.update(_of_types(loaded, values["state"][index]))
+
+
+def _of_types(loaded: Any, given: Any) -> Any:  # noqa: ANN401 - any part of an optimizer's state
+    """What was loaded; in place of tensors that have lost their type, the given ones."""
+    if isinstance(loaded, torch.Tensor) and isinstance(given, torch.Tensor):
+        return loaded if loaded.dtype == given.dtype else given.to(loaded.device)
+    if isinstance(loaded, dict) and isinstance(given, dict):
+        return {key: _of_types(value, given.get(key)) for key, value in loaded.items()}
+    if isinstance(loaded, list) and isinstance(given, list) and len(loaded) == len(given):
+        return [_of_types(*both) for both in zip(loaded, given, strict=True)]
+    return loaded
 
 
 def _averaging(group: Mapping[str, Any]) -> dict[str, str]:

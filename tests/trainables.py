@@ -98,8 +98,11 @@ def make(config):
     """Model, optimizer and dataset of a configuration."""
     dtype = getattr(torch, config.get("dtype", "float64"))
     model = MODELS[config.get("model", "convnet")]().to(dtype)
-    if config.get("optimizer", "adamw") == "adamw":
+    chosen = config.get("optimizer", "adamw")
+    if chosen == "adamw":
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    elif chosen == "nadam":
+        optimizer = torch.optim.NAdam(model.parameters(), lr=1e-3)
     else:
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     return model, optimizer, samples(config.get("samples", 240), dtype)

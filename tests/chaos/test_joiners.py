@@ -47,6 +47,14 @@ def test_a_joiner_follows_the_steps_that_it_missed(tmp_path, model):
     assert compare(tmp_path / "run").relative < 1e-9
 
 
+def test_who_joins_gathers_in_the_type_that_the_others_do(tmp_path):
+    """NAdam has a float32 beside weights in float64; torch loads it as a float64."""
+    config = {"model": "mlp", "optimizer": "nadam"}
+    result = run(tmp_path, train, 2, config=config, spares=1, max_workers=3)
+    assert len(joins(result.events)) == 1
+    assert not result.lost
+
+
 @pytest.mark.slow
 def test_with_accumulation_and_evaluations_on_the_way(tmp_path):
     config = {"accumulate": 2, "samples": 120, "epochs": 16}

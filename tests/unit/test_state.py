@@ -92,6 +92,72 @@ def test_a_restored_model_and_optimizer_go_on_to_the_same_bits(make):
     assert not same_bits(later, state)
 
 
+class InWider(torch.optim.Optimizer):
+    """Gathers in float32 and in tables, whatever type the parameters have."""
+
+    def __init__(self, parameters) -> None:
+        super().__init__(parameters, {"lr": 0.1})
+
+    @torch.no_grad()
+    def step(self) -> None:
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                slot = self.state[parameter]
+                if not slot:
+                    slot["kept"] = [torch.zeros(parameter.shape)]
+                    slot["more"] = {"mean": torch.zeros(parameter.shape, dtype=torch.float64)}
+                slot["kept"][0].lerp_(parameter.grad.float(), 0.3)
+                slot["more"]["mean"] += slot["kept"][0].double() / 3
+                parameter -= (group["lr"] * slot["more"]["mean"]).to(parameter.dtype)
+
+
+OF_OTHER_TYPES = {
+    "NAdam": lambda p: torch.optim.NAdam(p, lr=0.01),
+    "ASGD": lambda p: torch.optim.ASGD(p, lr=0.1, lambd=0.3, t0=1),
+    "of one's own": InWider,
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("make", OF_OTHER_TYPES.values(), ids=OF_OTHER_TYPES)
+def test_what_an_optimizer_gathers_keeps_the_type_that_it_has(make, dtype):
+    """Torch rounds it to that of the parameters, so that a joiner took other steps."""
+    made = []
+    for seed in range(2):
+        model = torch.nn.Linear(3, 4, dtype=dtype)
+        torch.nn.init.normal_(model.weight, generator=torch.Generator().manual_seed(seed))
+        made.append((model, make(model.parameters())))
+    (model, optimizer), (other, its) = made
+
+    def train(model, optimizer, steps):
+        for number in range(steps):
+            optimizer.zero_grad()
+            model(torch.full((2, 3), number / 7, dtype=dtype)).square().mean().backward()
+            optimizer.step()
+
+    train(model, optimizer, 4)
+    state = capture({"": model}, {"optimizer": optimizer}).clone()
+    restore(state, {"": other}, {"optimizer": its})
+    assert same_bits(capture({"": other}, {"optimizer": its}), state)
+    train(model, optimizer, 4)
+    train(other, its, 4)
+    later = capture({"": model}, {"optimizer": optimizer})
+    assert same_bits(capture({"": other}, {"optimizer": its}), later)
+
+
+def test_a_model_of_another_type_has_an_optimizer_of_that_type():
+    model = torch.nn.Linear(3, 4)
+    optimizer = torch.optim.Adam(model.parameters())
+    train(model, optimizer)
+    state = capture({"": model}, {"optimizer": optimizer}).clone()
+    half = torch.nn.Linear(3, 4).bfloat16()
+    own = torch.optim.Adam(half.parameters())
+    restore(state, {"": half}, {"optimizer": own})
+    assert own.state[half.weight]["exp_avg"].dtype == torch.bfloat16
+    half(torch.ones(2, 3).bfloat16()).sum().backward()
+    own.step()
+
+
 class Strides(torch.nn.Module):
     """Its parameters do not lie in memory in the order of their elements."""
 
