@@ -668,13 +668,14 @@ class Conductor:
         """Tell who is slow for long; let it go, if that is asked for, at once."""
         limit = self._failure.evict_slower_than
         found = self._detector.slow(self._roster.members, min(_SLOW, limit or _SLOW))
-        step = self.state.step
-        news = self._slow_news.worth_telling(found, step, now)
+        news = self._slow_news.worth_telling(found, self.state.step, now)
         for worker, factor in found.items():
             member = self._workers[worker]
             goes = limit is not None and factor >= limit and not member.leaves
             if goes or worker in news:
-                self._write(WorkerSlow(worker=worker, step=step, factor=round(factor, 2)))
+                self._write(
+                    WorkerSlow(worker=worker, step=self.state.step, factor=round(factor, 2))
+                )
             if goes:
                 self._ask_to_leave(worker, member, "slow")
 
