@@ -191,6 +191,11 @@ class GroupDriver:
         return self._protocol.holder
 
     @property
+    def lost_track(self) -> bool:
+        """Whether this worker has followed others, and has no State any more."""
+        return isinstance(self._protocol, GroupProtocol) and self._protocol.lost_track
+
+    @property
     def call(self) -> tuple[int, int]:
         """Number and kind of the operation in hand; of kind 0 between operations."""
         return self._protocol.call

@@ -145,6 +145,11 @@ class GroupProtocol(InGroup):
         return self.hand.has_state and not (self.joiner.following or self.joiner.at_door or out)
 
     @property
+    def lost_track(self) -> bool:
+        """Whether it has followed others, and has no State any more: what it knows is void."""
+        return self.joiner.has_followed and not self.hand.has_state
+
+    @property
     def planned(self) -> tuple[int, ...]:
         """The members over which the next batch is split."""
         return self.joiner.plan if self.joiner.following else self._inbox.members[self.plan]

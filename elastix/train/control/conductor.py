@@ -584,9 +584,8 @@ class Conductor:
         """A worker is dead or taken for dead: write it down, tell the survivors, then mop up."""
         if worker not in self._workers:
             return
-        begun = bool(self._workers[worker].pid)
+        begun, newest = bool(self._workers[worker].pid), self._roster.newest
         self._take_out(worker)
-        newest = self._roster.newest
         rank = newest.rank(worker) if worker in self._roster.members else -1
         gone = WorkerLost(worker=worker, rank=rank, generation=newest.generation, cause=cause)
         self._write(gone if begun else WorkerNotStarted(worker=worker, cause=cause))
@@ -668,14 +667,13 @@ class Conductor:
         """Tell who is slow for long; let it go, if that is asked for, at once."""
         limit = self._failure.evict_slower_than
         found = self._detector.slow(self._roster.members, min(_SLOW, limit or _SLOW))
-        news = self._slow_news.worth_telling(found, self.state.step, now)
+        step = self.state.step
+        news = self._slow_news.worth_telling(found, step, now)
         for worker, factor in found.items():
             member = self._workers[worker]
             goes = limit is not None and factor >= limit and not member.leaves
             if goes or worker in news:
-                self._write(
-                    WorkerSlow(worker=worker, step=self.state.step, factor=round(factor, 2))
-                )
+                self._write(WorkerSlow(worker=worker, step=step, factor=round(factor, 2)))
             if goes:
                 self._ask_to_leave(worker, member, "slow")
 

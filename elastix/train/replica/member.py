@@ -264,7 +264,8 @@ class Member:
         """
         urgent = self._inbox.urgent.members
         called = self.holder and urgent[:1] == (self.me,)
-        return called or self.rank == 0 or self.settings.alone
+        first = called or self.rank == 0 or self.settings.alone
+        return first and not self._driver.lost_track
 
     def failed(self) -> None:
         """The train function raised: what was accepted before is told and stored nevertheless."""

@@ -933,6 +933,7 @@ def test_a_joiner_whose_donor_is_lost_does_not_begin_the_run():
     play(Lonely)
     inbox.publish(Membership(3, (2, 4), cause="start"))
     play(Await)
+    assert protocol.lost_track  # the steps that it knows are not the journal's
     there = [Position(-1), Position(-1)]
     with pytest.raises(Fenced, match="worker 2 has followed others, who are lost"):
         enters(play, 3, 2, 4, positions=there, first=False)

@@ -104,6 +104,8 @@ class LedWorker(Worker):
 
     def first(self) -> bool:
         urgent = self.inbox.urgent.members
+        if self.protocol.lost_track:
+            return False
         if self.protocol.holder and urgent[:1] == (self.me,):
             return True
         protocol = self.protocol
