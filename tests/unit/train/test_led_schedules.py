@@ -74,13 +74,14 @@ def test_the_state_is_stored_whenever_a_run_is_stopped(fixed, shadows, takeovers
     assert seen["stored"] > seen["interrupted"] * 0.9, seen
 
 
-def forgets_the_founding(monkeypatch):
-    """Another conductor takes those who are about to found the group for workers that wait."""
+def forgets_whom_it_called(monkeypatch):
+    """Another conductor takes those who are about to enter a group for workers that wait."""
     take = RunState.take
 
     def forgetful(self, event, sequence=None):
         take(self, event, sequence)
         self.founding = set()
+        self.called = set()
 
     monkeypatch.setattr(RunState, "take", forgetful)
 
@@ -98,7 +99,7 @@ def forgets_the_dead(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("breaks", "takeovers"), [(forgets_the_founding, 2), (forgets_the_dead, 0)]
+    ("breaks", "takeovers"), [(forgets_whom_it_called, 2), (forgets_the_dead, 0)]
 )
 def test_what_is_broken_is_caught(monkeypatch, breaks, takeovers):
     breaks(monkeypatch)
