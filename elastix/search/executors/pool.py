@@ -101,7 +101,9 @@ class Pool:
             several, or a range, each trial is an elastic group of that size. What memory is kept
             free for a trial of one worker is `memory_per_worker`.
         parallel: trials at once; None: as many as the cluster has room for, also when it grows.
-        checkpoint, failure: for trials that are groups, as for ElasticTrainer.
+        checkpoint, failure: for trials that are groups, as for ElasticTrainer. A worker that
+            answers nothing for the longer of `failure`'s hang_timeout_s and start_timeout_s is
+            killed, and its trial is lost.
         store: directory where such groups keep their journals.
     """
 
@@ -129,6 +131,7 @@ class Pool:
         self._owns_ray = False
         self._recruited_s = 0.0
         self._opened_s = 0.0
+        self._looked_s = 0.0
         self._deaths_at_start = 0
         self._usual_s = 1.0
         self._access = StoreAccess()
@@ -203,7 +206,7 @@ class Pool:
         """See Executor."""
         self._access.look()
         self._recruit()
-        self._ask()
+        lost = self._ask()
         self._take_back()
         places = dict(self._places())
         patience_s = min(timeout_s, _ASK_EVERY_S)
@@ -211,7 +214,7 @@ class Pool:
         if over:  # and whatever else there is by now
             places = dict(self._places(queued=True))
             over, _ = ray.wait(list(places), timeout=0, num_returns=len(places))
-        happened: list[WorkReport | Ended] = [*self._turned_back]
+        happened: list[WorkReport | Ended] = [*self._turned_back, *lost]
         self._turned_back.clear()
         for ref, answer in zip(over, _answers(over), strict=True):
             handle = places[ref]
@@ -437,14 +440,22 @@ class Pool:
             logger.warning("kills for want of memory are not known node=%s: %s", said.node, error)
         return said.kills
 
-    def _ask(self) -> None:
-        """Ask workers that are long at it what was reported."""
-        now = time.monotonic()
-        for handle in self._handles.values():
-            if handle.inhand and handle.asked is None and now - handle.asked_s > _ASK_EVERY_S:
+    def _ask(self) -> list[WorkReport | Ended]:
+        """Ask workers that are long at it what was reported; those that are silent are lost."""
+        now, lost = time.monotonic(), list[WorkReport | Ended]()
+        limit_s = max(self._failure.hang_timeout_s, self._failure.start_timeout_s)
+        away, self._looked_s = now - self._looked_s > limit_s / 2, now
+        for handle in list(self._handles.values()):
+            if handle.asked is not None and away:  # nobody has looked whether it has answered
+                handle.asked_s = now
+            elif handle.asked is not None and now - handle.asked_s > limit_s:
+                _end_silent(handle)
+                lost += self._dead(handle, SearchError(f"it answered nothing for {limit_s:g} s"))
+            elif handle.inhand and handle.asked is None and now - handle.asked_s > _ASK_EVERY_S:
                 handle.asked_s, handle.asked_of = now, handle.first
                 handle.asked = handle.actor.reports.remote(handle.seen)
                 _hear_of_deaths(handle)
+        return lost
 
     def _take_back(self) -> None:
         """Work behind a run that was taken for short, and is not, goes to a worker that is idle."""

@@ -127,6 +127,42 @@ def test_what_was_given_back_ends_once_whatever_is_heard_of_first(first):
     assert pool.room == 8
 
 
+def asked(monkeypatch, since_s, looked_s):
+    """A pool of two workers, asked so long ago; so long ago it was looked what they have said."""
+    pool, killed = with_workers(0, 1), []
+    for number in range(2):
+        pool.submit(Work(number=number, name=f"a-{number:05d}", config={}, seed=2))
+    pool._ask()
+    for handle, silent in zip(pool._handles.values(), (since_s, 1.0), strict=True):
+        assert handle.asked is not None
+        handle.asked_s -= silent
+    pool._looked_s -= looked_s
+    monkeypatch.setattr("elastix.search.executors.pool._end_silent", killed.append)
+    monkeypatch.setattr("elastix.search.executors.pool._end", lambda handle: None)
+    monkeypatch.setattr(pool, "_spawn", lambda: None)
+    monkeypatch.setattr(pool, "_was_starved", lambda *_: False)
+    return pool, killed
+
+
+def test_a_worker_that_answers_nothing_is_killed_and_its_trial_is_lost(monkeypatch):
+    pool, killed = asked(monkeypatch, since_s=301.0, looked_s=1.0)
+    (lost,) = pool._ask()
+    assert [handle.number for handle in killed] == [0]
+    assert (lost.number, lost.kind) == (0, EndedKind.LOST)
+    assert lost.summary == "it answered nothing for 300 s"
+    assert list(pool._handles) == [1]
+
+
+@pytest.mark.parametrize(("since_s", "looked_s"), [(299.0, 1.0), (1000.0, 900.0)])
+def test_a_worker_may_be_busy_and_nobody_has_answered_who_was_not_listened_to(
+    monkeypatch, since_s, looked_s
+):
+    pool, killed = asked(monkeypatch, since_s, looked_s)
+    assert pool._ask() == []
+    assert pool._ask() == []
+    assert (killed, list(pool._handles)) == ([], [0, 1])
+
+
 class Deaf:
     """An actor that says nothing."""
 
