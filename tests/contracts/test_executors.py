@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import elastix
-from elastix.config import ScalingConfig
+from elastix.config import FailureConfig, ScalingConfig
 from elastix.search.executors.executor import Ended
 from elastix.search.executors.serial import Local
 from elastix.testing.executor_contract import ExecutorContract, tells
@@ -17,6 +17,15 @@ from tests.chaos.test_shared_kills import a_folder, numbers
 
 def dies(ctx):
     os.kill(os.getpid(), signal.SIGKILL)
+
+
+def stops(ctx):
+    """Once; the next one goes through."""
+    told = Path(ctx.config["folder"], "pid")
+    if not told.exists():
+        told.write_text(str(os.getpid()))
+        os.kill(os.getpid(), signal.SIGSTOP)
+    ctx.report(score=1.0)
 
 
 def waits(ctx):
@@ -118,6 +127,21 @@ class TestPool(ExecutorContract):
             for hello in up:  # another may still be on its way
                 os.kill(hello.pid, signal.SIGSTOP)
         assert not folder.exists()
+
+    def test_a_worker_that_is_stopped_in_a_trial_is_replaced(self, tmp_path):
+        work = self.work(0, config={"folder": str(tmp_path)})
+        with self.opened(stops) as executor:
+            executor._failure = FailureConfig(hang_timeout_s=2.0, start_timeout_s=2.0)
+            ends, _ = self.collect(executor, [work])
+            assert (ends[0].kind, ends[0].summary) == ("lost", "it answered nothing for 2 s")
+            executor._failure = FailureConfig()
+            pid = int((tmp_path / "pid").read_text())
+            while Path(f"/proc/{pid}").exists():
+                executor.poll(0.1)
+            while not executor.room:  # another one comes up in its place
+                executor.poll(0.1)
+            ends, _ = self.collect(executor, [work])
+            assert ends[0].kind == "finished"
 
     def test_a_worker_that_the_system_ends_for_want_of_memory(self, monkeypatch):
         """As far as the count of such ends says so; that count is pretended here."""
