@@ -92,6 +92,7 @@ def test_a_record_names_its_class():
         "ref": "ab",
         "held": False,
         "sequence": 0,
+        "again": 0,
     }
 
 

@@ -56,6 +56,7 @@ class TakesItselfForNew(GroupProtocol):
         except BaseException:
             if joined is not None:
                 self.hand = InHand()
+                self.joiner.has_followed = False
             raise
 
 
