@@ -11,7 +11,7 @@ copies of the member list when the group changes.
 """
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import islice
 
 from elastix.comm.network.door import Address
@@ -46,7 +46,7 @@ from elastix.train.control.actions import (
     Vacated,
     Write,
 )
-from elastix.train.control.divergence import Divergences
+from elastix.train.control.divergence import Divergences, as_event
 from elastix.train.control.failure_detector import FailureDetector
 from elastix.train.control.interruption import Interruption
 from elastix.train.control.messages import (
@@ -74,7 +74,7 @@ from elastix.train.control.quorum import Quorum
 from elastix.train.control.run_state import RunState
 from elastix.train.control.shadows import Shadows
 from elastix.train.control.slow_workers import SlowNews
-from elastix.train.control.terms import Found, Phase, RunTerms
+from elastix.train.control.terms import AtWork, Found, Phase, RunTerms
 from elastix.train.control.usage_events import Measures
 
 RECOVERY_S = 1.0
@@ -86,26 +86,6 @@ _SUSPICION_S = 1.0
 _SLOW = 1.5  # times the others' part of a step: worth a line
 _LINGER_S = 5.0
 _WATCHED_BY = 2  # of those that ran on its node before it, and of those that come after it
-
-
-@dataclass
-class _Member:
-    """A worker at work.
-
-    Attributes:
-        address: where joiners can follow it; None before it is ready.
-        ready: it is up to `prepare`, or was.
-        leaves: why, if it was asked to.
-        lifeline: by which others on its node hear of its death; empty for none.
-    """
-
-    pid: int = 0
-    node: str = ""
-    device: str = ""
-    address: Address | None = None
-    ready: bool = False
-    leaves: str = ""
-    lifeline: str = ""
 
 
 class Conductor:
@@ -128,7 +108,7 @@ class Conductor:
         self._measures = Measures()
         self._detector = FailureDetector(terms.failure.hang_timeout_s, terms.first_step_s)
         self._quorum = Quorum(terms.min_workers, terms.failure)
-        self._workers: dict[int, _Member] = {}
+        self._workers: dict[int, AtWork] = {}
         self._nodes: dict[str, dict[int, None]] = {}  # by node its workers, the youngest last
         self._released: dict[int, float] = {}  # through with their work, and since when
         self._suspicions: dict[int, float] = {}  # generation to when it is made anew, if it stands
@@ -216,7 +196,7 @@ class Conductor:
         for worker in {one.worker for one in found} - {one.worker for one in present}:
             self._do(EndWorker(worker))
         for one in present:
-            self._workers[one.worker] = _Member(one.pid, device=one.device, address=one.address)
+            self._workers[one.worker] = AtWork(one.pid, device=one.device, address=one.address)
             self._workers[one.worker].ready = one.ready
             self._place(one.worker, one.node, one.lifeline)
             self._detector.hear(one.worker, Heartbeat(), now)
@@ -372,8 +352,7 @@ class Conductor:
         if self.phase is not Phase.RUNNING:
             return []
         if self._differ is not None:
-            self._diverged(self._differ, now)
-            return self._done()
+            return self.judge(now)
         extinct = self._roster.extinct and self._shadows.heir is None
         if extinct and self._shadows.listens(now):
             self._check_hangs(now)
@@ -405,7 +384,7 @@ class Conductor:
         alone nobody else can found the group. Nothing is given up if a joiner has come in: what it
         was given it may have said after all others were lost.
         """
-        apart, self._going_back, self._differ = self._divergences.goes_back, False, None
+        apart, self._going_back = self._divergences.goes_back, False
         if not apart and self._roster.holders:
             self._push(self._roster.doubt(self._roster.newest.generation))
             return self._done()
@@ -425,8 +404,17 @@ class Conductor:
         return self._done()
 
     def differ(self, said: Diverged) -> None:
-        """States that were compared at a boundary differ; what is done comes with the next tick."""
+        """States that were compared at a boundary differ; `judge` or the next tick looks at it."""
         self._differ = said
+
+    def judge(self, now: float) -> list[Action]:
+        """If States were said to differ: what is done about it, also if all go back anyway."""
+        said, self._differ = self._differ, None
+        goes_back, self._going_back = self._going_back, False
+        if said is not None:
+            self._diverged(said, now)
+        self._going_back = self._going_back or goes_back
+        return self._done()
 
     def told_late(self, entries: Sequence[tuple[int, Event]]) -> list[Action]:
         """What lost workers had not told, and what the run goes on from needs."""
@@ -465,7 +453,7 @@ class Conductor:
 
     # ------------------------------------------------------------------ what a worker says
 
-    def _ready(self, worker: int, member: _Member, message: Ready) -> None:
+    def _ready(self, worker: int, member: AtWork, message: Ready) -> None:
         if member.leaves:
             return
         if worker not in self.state.started:
@@ -544,6 +532,8 @@ class Conductor:
         """Workers hold different States: what most hold stands, or what was stored."""
         verdict = None if self._going_back else self._divergences.judge(said, self._workers)
         if isinstance(verdict, ElastixError):
+            if said.unseen:  # nor does the next run go on from what was stored since
+                self._write(as_event(said, "went back"))
             self._fail(verdict)
         elif verdict is not None:
             self._write(verdict)
@@ -554,7 +544,7 @@ class Conductor:
             for worker in verdict.apart:
                 self._lose(worker, "diverged", now)
 
-    def _ask_to_leave(self, worker: int, member: _Member, cause: str) -> None:
+    def _ask_to_leave(self, worker: int, member: AtWork, cause: str) -> None:
         member.leaves = cause
         if worker in self._roster.members:
             self._push(self._roster.leave(worker))
@@ -566,7 +556,7 @@ class Conductor:
 
     # ------------------------------------------------------------------ those who go
 
-    def _say_farewell(self, worker: int, member: _Member, outcome: Outcome) -> None:
+    def _say_farewell(self, worker: int, member: AtWork, outcome: Outcome) -> None:
         """A worker has gone as it should."""
         self._write(
             WorkerLeft(
@@ -740,7 +730,7 @@ class Conductor:
             if not roster.founded and len(self._workers) >= founders:
                 return
             self._room -= 1
-            self._workers[self._next_worker] = _Member()
+            self._workers[self._next_worker] = AtWork()
             self._do(StartWorker(self._next_worker))
             self._next_worker += 1
 

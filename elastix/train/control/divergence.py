@@ -14,6 +14,18 @@ from elastix.train.control import limits
 from elastix.train.control.messages import Diverged
 
 
+def as_event(said: Diverged, cure: str) -> ReplicasDiverged:
+    """For the journal."""
+    return ReplicasDiverged(
+        step=said.step,
+        workers=said.workers,
+        apart=said.apart,
+        parts=said.parts,
+        cure=cure,
+        unseen=said.unseen,
+    )
+
+
 class Divergences:
     """Those of one run.
 
@@ -47,14 +59,7 @@ class Divergences:
         if not (evicts or self._replaces) or limits.diverges_often(self._steps):
             return said.error
         self._for = None if evicts else said
-        return ReplicasDiverged(
-            step=said.step,
-            workers=said.workers,
-            apart=said.apart,
-            parts=said.parts,
-            cure="evicted" if evicts else "went back",
-            unseen=said.unseen,
-        )
+        return as_event(said, "evicted" if evicts else "went back")
 
     def went_back(self, stored: Resumed) -> ElastixError | None:
         """All go on from there; or not, and the run ends with this error.

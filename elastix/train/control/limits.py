@@ -52,7 +52,8 @@ def diverges_often(steps: Sequence[int]) -> bool:
     Args:
         steps: after which they were seen to have parted.
     """
-    return len(steps) >= _DIVERGENCES and steps[-1] - steps[-_DIVERGENCES] < _DIVERGENCE_STEPS
+    last = steps[-_DIVERGENCES:]  # not in order where a run has gone back
+    return len(last) == _DIVERGENCES and max(last) - min(last) < _DIVERGENCE_STEPS
 
 
 def raised(outcome: Outcome, worker: int) -> ElastixError:

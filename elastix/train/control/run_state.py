@@ -88,7 +88,7 @@ class RunState:
             case Resumed():
                 self._give_up_from(event.step + 1)
                 self.step, self.sequence = event.step, event.sequence - 1
-                self.stored = event.step if event.ref else self.stored
+                self.stored = event.step if event.ref else min(self.stored, event.step)
                 self.compared = {step for step in self.compared if step < event.step}
                 self.compared |= {event.step} if event.ref else set()  # all have begun from it
                 self.parted = None

@@ -125,6 +125,7 @@ class Shadows:
 
     def entered(self, worker: int) -> None:
         """A worker is in the group; if it was a shadow, it is none any more."""
+        self._listens_since = None
         self.forget(worker)
 
     def forget(self, worker: int) -> None:

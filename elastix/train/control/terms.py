@@ -71,3 +71,23 @@ class Found:
     operation: int = -1
     lifeline: str = ""
     noticed: bool = False
+
+
+@dataclass
+class AtWork:
+    """A worker at work, as the conductor knows it.
+
+    Attributes:
+        address: where joiners can follow it; None before it is ready.
+        ready: it is up to `prepare`, or was.
+        leaves: why, if it was asked to.
+        lifeline: by which others on its node hear of its death; empty for none.
+    """
+
+    pid: int = 0
+    node: str = ""
+    device: str = ""
+    address: Address | None = None
+    ready: bool = False
+    leaves: str = ""
+    lifeline: str = ""

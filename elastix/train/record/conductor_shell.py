@@ -207,6 +207,7 @@ class Shell(ABC):
         settings = going_back(self._settings)
         with self._lock:
             self._settings = settings
+            self._do(self._conductor.judge(time.monotonic()))
             try:
                 stored = self._stored()
             except StoreError as error:
@@ -217,6 +218,7 @@ class Shell(ABC):
     def _close(self) -> None:
         """The run is over: end its workers, and what is kept of it."""
         with self._lock:
+            self._do(self._conductor.judge(time.monotonic()))
             self._do(self._conductor.close())
             self._let_go()
             if self._log.state.parted is not None:  # and it was not gone back for it yet

@@ -1177,6 +1177,38 @@ def test_states_that_differ_when_they_are_to_be_stored_are_gone_back_for_with_th
     assert [event.step for event in world.events(Resumed)] == [3]
 
 
+def test_states_that_differ_are_gone_back_for_also_if_all_members_are_lost_then():
+    """A shadow would have gone on, perhaps from what is wrong."""
+    world = World(2, shadows=1)
+    world.stored_step = 3
+    world.play(20.0)
+    conductor, now = world.conductor, world.now
+    for worker in conductor.membership.members:
+        conductor.died(worker, now)
+    conductor.tick(now)
+    assert conductor.phase is Phase.GOING_BACK
+    found = {"workers": (0, 1), "apart": (1,), "parts": ("model",)}
+    error = ReplicasDiffer("they differ")
+    conductor.differ(Diverged(step=conductor.state.step, error=error, unseen=True, **found))
+    written = [action.event for action in conductor.judge(now) if isinstance(action, Write)]
+    assert [type(event) for event in written] == [ReplicasDiverged]
+    assert conductor.phase is Phase.GOING_BACK
+    actions = conductor.went_back(Resumed(step=3, ref="stored"), now)
+    resumed = [action.event for action in actions if isinstance(action, Write)]
+    assert Resumed in map(type, resumed)
+
+
+def test_what_was_stored_of_an_unseen_fault_is_void_although_the_run_ends():
+    world = World(2, replace=False)
+    world.play(20.0)
+    found = {"workers": (0, 1), "apart": (1,), "parts": ("model",)}
+    error = ReplicasDiffer("they differ")
+    world.conductor.differ(Diverged(step=9, error=error, unseen=True, **found))
+    world.conductor.tick(world.now)
+    assert world.conductor.error is error
+    assert world.conductor.state.parted is not None
+
+
 @pytest.mark.parametrize(("stored", "replace"), [(0, True), (3, False)])
 def test_the_run_ends_if_there_is_nothing_to_go_back_to_or_nobody_who_could(stored, replace):
     world = World(2, replace=replace)

@@ -81,6 +81,14 @@ def test_one_that_gets_on_between_does_not():
         assert divergences.went_back(Resumed(step=step - 90, ref="stored")) is None
 
 
+def test_nothing_is_left_to_be_stored_of_what_was_dropped():
+    """A stop went by it, and stored nothing."""
+    state = RunState()
+    state.take(stored(500, compared=False))
+    state.take(Resumed(step=0, ref=""))
+    assert state.stored == 0
+
+
 def stored(step, compared):
     return StateStored(
         ref="r", step=step, reason="every_s", stored_bytes=0, store_s=0.0, compared=compared

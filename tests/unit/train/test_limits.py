@@ -37,6 +37,8 @@ def test_workers_that_part_three_times_within_twenty_steps_do_so_for_a_reason():
     assert not limits.diverges_often([5, 6, 25])
     assert limits.diverges_often([5, 100, 101, 119])
     assert not limits.diverges_often([5, 6, 7, 30])
+    assert not limits.diverges_often([500, 900, 490])  # it has gone back the last time
+    assert limits.diverges_often([490, 490, 490])
 
 
 def raised(error=None, summary="KeyError('x')"):

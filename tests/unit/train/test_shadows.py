@@ -72,6 +72,13 @@ def test_one_that_says_nothing_more_is_not_waited_for_for_long():
     assert not levelled(9).listens(10.0)  # there is no choice
 
 
+def test_they_are_heard_again_when_a_later_group_is_lost():
+    shadows = levelled(7, 9)
+    assert shadows.listens(10.0)
+    shadows.entered(5)  # a joiner had the State after all
+    assert shadows.listens(500.0)
+
+
 def test_what_another_conductor_has_heard_before_makes_no_shadow_of_a_member():
     shadows = Shadows(terms(1))
     roster = Roster(1)
