@@ -267,7 +267,7 @@ def _remove(name: str, store: str) -> dict[str, Any]:
     from elastix.store import Store
 
     refs, kept = set(_trials(name, store)), []
-    runs = _runs_of(name, store)
+    runs = dict.fromkeys(_runs_of(name, store))
     with suppress(NotFound), Store(store, read_only=True), Store(store) as opened:
         for label, ref in opened.tags().items():
             if label.partition("/")[0] in runs and "/" in label:

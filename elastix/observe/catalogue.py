@@ -259,3 +259,24 @@ class _Fold:
         best = self._best_trial.event
         if best is not None:
             self._found.metrics = dict(best.values)
+
+
+def refuse_folder_of(other: type[RunStarted | CampaignStarted], directory: Path) -> None:
+    """Before a run or a campaign begins, or goes on: journal and tags would be those of both.
+
+    Args:
+        other: what the folder must not be of.
+        directory: of that name.
+
+    Raises:
+        ConfigError: it is that of the other.
+    """
+    there, asked = ("run", "campaign") if other is RunStarted else ("campaign", "run")
+    with suppress(NotFound, Corrupt):  # of what is damaged whoever goes on with it tells
+        for kind, _ in journal.lines(directory / JOURNAL):
+            if kind == other.__name__:
+                raise ConfigError(
+                    f"{directory.name!r} is a {there} of this store, and no {asked}. Nothing was "
+                    "started. Choose another name, or remove it: `elastix runs rm`."
+                )
+            return

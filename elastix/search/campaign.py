@@ -42,9 +42,9 @@ from elastix.errors import (
     SearchError,
     StoreError,
 )
-from elastix.events import CampaignEnded, CampaignStarted, Events
+from elastix.events import CampaignEnded, CampaignStarted, Events, RunStarted
 from elastix.interrupts import heeding
-from elastix.observe.catalogue import JOURNAL
+from elastix.observe.catalogue import JOURNAL, refuse_folder_of
 from elastix.observe.excepthook import told, was_told
 from elastix.observe.journal import Journal
 from elastix.observe.loggers import Logger, LoggerThread
@@ -77,7 +77,7 @@ from elastix.search.trial import (
     seed_of,
 )
 from elastix.search.trial_database import Role, TrialDatabase, readable
-from elastix.search.trial_runs import refuse_named_after, refuse_run
+from elastix.search.trial_runs import refuse_named_after
 from elastix.store import Store
 from elastix.train.record.finished import mark
 from elastix.train.record.loaded_script import refuse_while_loading
@@ -271,7 +271,7 @@ class Campaign:
             self._gate.check(self._checked_space.get_default_configuration())
         searcher = self._begun(self._run.seed)
         directory = self._run.directory
-        refuse_run(directory)
+        refuse_folder_of(RunStarted, directory)
         with TrialDatabase(directory) as database:
             if self._scaling.max_workers > 1 and not database.count():
                 refuse_named_after(Path(self._run.store), self.name)

@@ -29,14 +29,14 @@ from elastix.observe.journal import is_file
 from elastix.observe.run_lock import Lock
 from elastix.search.trial import Trial, TrialState
 from elastix.state import Ref
+from elastix.store.requests import NO_SHARED
 
 FILE = "campaign.sqlite"
 Role = Literal["search", "rerank"]
 _VERSION = 2
 _WITHOUT_SUMS = 1
 _BUSY_S = 30.0
-_NO_SHARED = "SQLITE_IOERR_SHMSIZE"  # the disk is full, before anything is written to it
-_NO_PLACE = ("SQLITE_CANTOPEN", "SQLITE_READONLY", _NO_SHARED)
+_NO_PLACE = ("SQLITE_CANTOPEN", "SQLITE_READONLY", NO_SHARED)
 _TABLES = f"""
 BEGIN;
 CREATE TABLE facts(name TEXT PRIMARY KEY, value TEXT NOT NULL, sum INTEGER) WITHOUT ROWID;
@@ -402,7 +402,7 @@ def _errors(path: Path) -> Iterator[None]:
     except sqlite3.Error as error:
         name = getattr(error, "sqlite_errorname", type(error).__name__)
         text = f"the campaign's trial database {path} failed: {error} ({name})."
-        if name in ("SQLITE_FULL", _NO_SHARED):
+        if name in ("SQLITE_FULL", NO_SHARED):
             raise Full(
                 f"{text} What it has is safe, the last results are not in it. Make room and run "
                 "the campaign again."

@@ -25,22 +25,6 @@ def is_trial(store: Path, run: str) -> bool:
     return False
 
 
-def refuse_run(directory: Path) -> None:
-    """Before a campaign begins, or goes on.
-
-    Raises:
-        ConfigError: the folder that it would have is that of a run.
-    """
-    with suppress(NotFound, Corrupt):  # another file of the campaign says what is damaged
-        for kind, _ in journal.lines(directory / catalogue.JOURNAL):
-            if kind == RunStarted.__name__:
-                raise ConfigError(
-                    f"{directory.name!r} is a run of this store, and no campaign. Nothing was "
-                    "started. Choose another name, or remove it: `elastix runs rm`."
-                )
-            return
-
-
 def refuse_named_after(store: Path, campaign: str) -> None:
     """Before a campaign begins whose trials are runs of their own.
 

@@ -213,10 +213,7 @@ def diverged(found: ReplicasCompared) -> ReplicasDiffer:
     Args:
         found: that they are not equal, before the step after `found.step`.
     """
-    return _differ(
-        found,
-        _ENDED,
-    )
+    return _differ(found, _ENDED)
 
 
 def parted_from_lost(step: int, workers: Sequence[int]) -> ReplicasDiffer:

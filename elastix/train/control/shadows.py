@@ -83,7 +83,7 @@ class Shadows:
                 return False
             if worker in roster.members:
                 return False  # it was heard before, by another conductor
-            roster.lost(worker)  # or waits already
+            roster.lost(worker)  # a spare that waited is a spare no more
         self._shadows.setdefault(worker, _Shadow()).asks = True
         return True
 

@@ -5,7 +5,6 @@ left to do.
 """
 
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from pickle import PicklingError
 from typing import TYPE_CHECKING, Any, Self
@@ -26,10 +25,10 @@ from elastix.config import (
     refuse_crew,
     refuse_memory,
 )
-from elastix.errors import ConfigError, Corrupt, NotFound, StoreError
+from elastix.errors import ConfigError, StoreError
 from elastix.events import CampaignStarted, RunStarted
 from elastix.interrupts import heeding
-from elastix.observe import journal
+from elastix.observe import catalogue
 from elastix.observe.console import Console
 from elastix.observe.loggers import Logger
 from elastix.store import Store
@@ -156,7 +155,7 @@ class ElasticTrainer:
         """
         refuse_while_loading("fit()")
         self._check_size()
-        self._check_folder()
+        catalogue.refuse_folder_of(CampaignStarted, self._asked.directory)
         opening = self._opening()
         found = self._finished(opening)
         if found is not None:
@@ -195,18 +194,6 @@ class ElasticTrainer:
                 "controller could not be started again once this process is gone. Nothing was "
                 "started. Write what is large to a file that all workers reach, and give its path."
             )
-
-    def _check_folder(self) -> None:
-        """Refuse the name of a campaign, whose journal and tags would be those of the run too."""
-        directory = self._asked.directory
-        with suppress(NotFound, Corrupt):  # of a damaged journal whoever goes on with it tells
-            for kind, _ in journal.lines(directory / "journal.jsonl"):
-                if kind == CampaignStarted.__name__:
-                    raise ConfigError(
-                        f"{directory.name!r} is a campaign of this store, and no run. Nothing was "
-                        "started. Choose another name, or remove it: `elastix runs rm`."
-                    )
-                return
 
     def _opening(self) -> RunStarted:
         """Without its origin and versions: they are looked for if the run is not over."""
