@@ -5,6 +5,7 @@ import logging
 import multiprocessing
 import os
 import signal
+from contextlib import chdir
 from fnmatch import fnmatchcase
 from pathlib import Path
 
@@ -12,6 +13,8 @@ import hypothesis
 import pytest
 
 from tests import forked_workers
+
+ROOT = Path(__file__).parents[1]
 
 # How long an example takes is a matter of the machine; pytest's own limit is for tests that hang.
 hypothesis.settings.register_profile("untimed", deadline=None)
@@ -50,6 +53,20 @@ def pytest_collection_finish():
     gc.freeze()  # all tests and what they import stay: each full collection would look at them
 
 
+def pytest_sessionstart(session):
+    session.config.there = set(ROOT.iterdir())
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session):
+    """What a test leaves in the working directory may be what another one stumbles over."""
+    new = {path.name for path in set(ROOT.iterdir()) - session.config.there}
+    left = sorted(name for name in new - {"build"} if not name.startswith("."))
+    if left and not hasattr(session.config, "workerinput"):
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+        print(f"\nFAILED: tests have left {', '.join(left)} in {ROOT}")
+
+
 @pytest.fixture
 def caplog(caplog):
     """It hears of our warnings, whatever tests before it in this process did to logging."""
@@ -61,19 +78,20 @@ def caplog(caplog):
 
 
 @pytest.fixture(scope="session")
-def cluster():
-    """A local Ray, with workers that begin at once."""
+def cluster(tmp_path_factory):
+    """A local Ray, with workers that begin at once, in a folder of their own."""
     import ray
 
-    os.environ["PYTHONPATH"] = str(Path(__file__).parents[1])
+    os.environ["PYTHONPATH"] = str(ROOT)
     with forked_workers.serve(logs=False):
-        ray.init(
-            address="local",  # another Ray that happens to be up here is none of ours
-            num_cpus=8,
-            include_dashboard=False,
-            log_to_driver=False,
-            logging_level=logging.WARNING,
-            _system_config=forked_workers.SETTINGS,
-        )
+        with chdir(tmp_path_factory.mktemp("workers")):
+            ray.init(
+                address="local",  # another Ray that happens to be up here is none of ours
+                num_cpus=8,
+                include_dashboard=False,
+                log_to_driver=False,
+                logging_level=logging.WARNING,
+                _system_config=forked_workers.SETTINGS,
+            )
         yield ray
         ray.shutdown()

@@ -3,6 +3,7 @@
 import json
 import math
 import re
+import tempfile
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -172,7 +173,7 @@ def trainer(ctx, *, model=None, data=None, kind=Trainer, more=(), **settings):
     torch.manual_seed(1)
     settings = {
         "per_device_train_batch_size": BATCH,
-        "output_dir": "unused",
+        "output_dir": tempfile.gettempdir(),  # Trainer makes it, and writes nothing there
         "save_strategy": "no",
         "report_to": "none",
         "use_cpu": True,

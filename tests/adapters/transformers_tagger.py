@@ -1,5 +1,7 @@
 """A tagger of tokens for Hugging Face's Trainer, as its users write it; nothing of elastix."""
 
+import tempfile
+
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -45,7 +47,7 @@ def run(config):
     torch.manual_seed(1)
     model = Tagger().double()
     args = TrainingArguments(
-        output_dir=config["save"] or "unused",
+        output_dir=config["save"] or tempfile.gettempdir(),
         per_device_train_batch_size=config["batch_size"] // 4,
         gradient_accumulation_steps=4,
         per_device_eval_batch_size=64,

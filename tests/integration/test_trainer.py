@@ -267,9 +267,10 @@ def test_more_workers_than_the_cluster_can_ever_place(cluster, tmp_path):
     with pytest.raises(elastix.ConfigError, match=r"room for 16 .*8 CPU"):
         trainer(tmp_path, workers=17).fit()
     scaling = elastix.ScalingConfig(num_workers=2, gpus_per_worker=1)
+    run = elastix.RunConfig(store=str(tmp_path))
     if not torch.cuda.is_available():
         with pytest.raises(elastix.ConfigError, match="room for 0"):
-            elastix.ElasticTrainer(trainables.train, scaling=scaling).fit()
+            elastix.ElasticTrainer(trainables.train, scaling=scaling, run=run).fit()
 
 
 def different_models(ctx):
