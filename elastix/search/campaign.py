@@ -89,11 +89,12 @@ _MAX_LOSSES = 3
 _COMPARED = ("metrics", "modes")  # facts that may not change
 _THE_SAME = ("searcher", "space")  # by which a searcher's state is worth something
 _TOLD = {
-    "space": "space",
-    "searcher": "searcher",
-    "rungs": "rule of rungs",
-    "inherit": "mode of inheritance",
+    "space": ("space",),
+    "searcher": ("searcher",),
+    "rule of rungs": ("rungs",),
+    "way of inheritance": ("inherit", "provider", "optimizer"),
 }
+"""What a campaign may go on with another of, and the facts that say so."""
 _NAME = 90  # of its characters; the number of a trial follows
 
 
@@ -468,6 +469,7 @@ class Campaign:
             "code": _code(self._train),
             "inherit": self._inherit.mode,
             "provider": self._inherit.provider,
+            "optimizer": self._inherit.optimizer,
             "budget": self._budget.to_dict(),
             "seed": self._run.seed,
             "seeds": MIXED,
@@ -500,13 +502,16 @@ class Campaign:
                 "scores with those of new ones. Choose another name if they mean something else.",
                 self.name,
             )
-        others = [key for key in _TOLD if key in before and before[key] != facts[key]]
+        nothing = before.get("inherit") == facts["inherit"] == "none"
+        changed = {key for key in facts if key in before and before[key] != facts[key]}
+        changed -= {"provider", "optimizer"} if nothing else set()
+        others = [what for what, keys in _TOLD.items() if changed.intersection(keys)]
         if others and database.count():
             logger.warning(
                 "campaign %r goes on with another %s than before. Trials of before stay in its "
                 "results, and their scores are compared with those of new ones. Choose another "
                 "name if that is not what you want.",
-                *(self.name, " and another ".join(_TOLD[key] for key in others)),
+                *(self.name, " and another ".join(others)),
             )
         if facts["seed"] != self._run.seed:
             logger.warning(

@@ -123,9 +123,11 @@ def test_another_train_function_is_told_of(tmp_path, caplog):
     ("other", "what"),
     [
         ({"space": Space([Float("x", (0.0, 9.0))])}, "space"),
-        ({"searcher": elastix.Random()}, "searcher"),
+        ({"searcher": elastix.Random()}, "searcher and another way of inheritance"),
         ({"rungs": Median()}, "rule of rungs"),
-        ({"inherit": elastix.InheritConfig(mode="lp")}, "mode of inheritance"),
+        ({"inherit": elastix.InheritConfig(mode="lp")}, "way of inheritance"),
+        ({"inherit": elastix.InheritConfig(provider="store")}, "way of inheritance"),
+        ({"inherit": elastix.InheritConfig(optimizer=False)}, "way of inheritance"),
     ],
 )
 def test_another_space_searcher_or_rule_is_told_of(tmp_path, caplog, other, what):
@@ -146,6 +148,22 @@ def test_another_space_searcher_or_rule_is_told_of(tmp_path, caplog, other, what
     (told,) = go(6, **other)
     assert told.startswith(f"campaign 'c' goes on with another {what} than before.")
     assert go(8, **other) == []
+
+
+def test_what_is_inherited_from_counts_for_nothing_where_nothing_is(tmp_path, caplog):
+    for trials, provider in ((2, "store"), (4, "parent")):
+        elastix.Campaign(
+            lambda ctx: ctx.report(m=ctx.config["x"]),
+            space=SPACE,
+            metric="m",
+            searcher=elastix.Evolution(),
+            budget=elastix.Budget(trials=trials),
+            inherit=elastix.InheritConfig(mode="none", provider=provider),
+            run=elastix.RunConfig(name="c", store=str(tmp_path)),
+            executor=Local(),
+            quiet=True,
+        ).run()
+    assert not [r for r in caplog.records if " goes on with " in r.getMessage()]
 
 
 @pytest.mark.parametrize("searcher", [elastix.Random(), elastix.DeepHyper()])
