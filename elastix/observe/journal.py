@@ -6,12 +6,13 @@ import os
 import stat
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO, Self
 
-from elastix.errors import Corrupt, NotFound, StoreError
+from elastix.errors import Corrupt, Full, NotFound, StoreError, TooNew
 from elastix.event_records import from_record, to_record
 from elastix.events import Event
 from elastix.observe.run_lock import Lock
@@ -41,6 +42,7 @@ class Journal:
 
     Raises:
         Conflict: another process writes it; names that.
+        Full: there is no room for it.
         StoreError: it cannot be locked.
         Corrupt: what is behind its last line break is a whole line. Nothing was cut off.
     """
@@ -56,9 +58,10 @@ class Journal:
             self._file = open(path, "ab", buffering=0, opener=_at_once)  # noqa: SIM115
         except OSError as error:
             self._lock.close()
-            raise StoreError(
-                f"the journal {path} cannot be written: {error}. Nothing was started. Let this "
-                "user write it, or move away what is in its place."
+            cure = "Let this user write it, or move away what is in its place."
+            raise _refused(error)(
+                f"the journal {path} cannot be written: {error}. Nothing was started. "
+                f"{'Make room.' if Full.tells(error) else cure}"
             ) from error
         try:
             self._inode = os.fstat(self._file.fileno()).st_ino
@@ -84,8 +87,8 @@ class Journal:
         """Add one event; `sequence` numbers those that several workers may send.
 
         Raises:
-            StoreError: JSON has no word for what is in it. Or the disk refuses, or refused an
-                earlier one: there are no events after that.
+            Full, StoreError: JSON has no word for what is in it. Or the disk refuses, or refused
+                an earlier one: there are no events after that.
                 Or the file was removed, moved away, cut short or written by another process:
                 noticed within a twentieth of a second, or by `close`.
         """
@@ -110,7 +113,7 @@ class Journal:
                 rest = rest[self._file.write(rest) :]
             self._end = self.size + len(line), after
         except OSError as error:
-            self._torn = StoreError(
+            self._torn = _refused(error)(
                 f"{self.path} cannot be written: {error}. Nothing is added to it any more. Make "
                 "room, then call fit() again: it goes on from the last stored State."
             )
@@ -165,7 +168,7 @@ class Journal:
         try:
             os.fsync(self._file.fileno())
         except OSError as error:
-            raise StoreError(f"{self.path} cannot be made durable: {error}.") from error
+            raise _refused(error)(f"{self.path} cannot be made durable: {error}.") from error
 
     def close(self) -> None:
         """Make it durable, and let others write it.
@@ -194,6 +197,10 @@ class Journal:
         self.close()
 
 
+def _refused(error: OSError) -> type[StoreError]:
+    return Full if Full.tells(error) else StoreError
+
+
 def lock_of(path: Path) -> Path:
     """The lock that the writer of the journal at `path` holds."""
     return path.with_suffix(".lock")
@@ -220,6 +227,7 @@ def read(path: Path) -> Iterator[Event]:
         NotFound: there is none.
         Corrupt: a line that is no event or is damaged, with its number. A torn last line is not
             one.
+        TooNew: a line is of another version of elastix; names that.
         StoreError: it may not be read.
     """
     for event, _ in read_numbered(path):
@@ -237,7 +245,7 @@ def read_placed(path: Path) -> Iterator[tuple[Event, int | None, int]]:
     end = 0
     for number, line in enumerate(_lines(path), start=1):
         end += len(line) + 1
-        yield *_parse(line, f"line {number} of {path}"), end
+        yield *_parse(line, path, f"line {number}"), end
 
 
 def _lines(path: Path, place: int = 0) -> Iterator[bytes]:
@@ -282,7 +290,7 @@ def parse(line: bytes, path: Path) -> Event:
     Raises:
         Corrupt: it is none.
     """
-    return _parse(line, f"a line of {path}")[0]
+    return _parse(line, path, "a line")[0]
 
 
 def _opened(path: Path) -> BinaryIO:
@@ -345,15 +353,36 @@ class Tail:
         return [parse(line, self._path) for line in self._checker.lines(whole)]
 
 
-def _parse(line: bytes, place: str) -> tuple[Event, int | None]:
+def _parse(line: bytes, path: Path, which: str) -> tuple[Event, int | None]:
     try:
         record = json.loads(line)
         if is_sealed(line):
             del record["crc"]
         sequence = record.pop(_NUMBER, None) if isinstance(record, dict) else None
+    except (ValueError, RecursionError) as error:
+        raise Corrupt(f"{which} of {path} is no event: {error}") from error
+    try:
         return from_record(record), sequence
-    except (ValueError, RecursionError, Corrupt) as error:
-        raise Corrupt(f"{place} is no event: {error}") from error
+    except Corrupt as error:
+        if not is_sealed(line):
+            raise Corrupt(f"{which} of {path} is no event: {error}") from error
+        by = _written_by(path, line)  # and not damaged, by its checksum
+        raise TooNew(
+            f"{which} of {path} is of another version of elastix{by and f', {by}'}: {error} "
+            "Nothing was changed. Read it, and go on with it, by that version or a later one."
+        ) from error
+
+
+def _written_by(path: Path, upto: bytes) -> str:
+    """The version of elastix that whoever wrote a line said to have; "" if it is not known."""
+    version = ""
+    with suppress(StoreError, ValueError, TypeError, AttributeError):
+        for line in _lines(path):
+            if _kind(line).endswith("Started") and b'"versions":' in line:
+                version = str(json.loads(line)["versions"].get("elastix", ""))
+            if line == upto:
+                break
+    return version
 
 
 def _sync_directory(path: Path) -> None:

@@ -10,7 +10,6 @@ pending ones are started again.
 
 import copy
 import logging
-import platform
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,7 +20,6 @@ from pathlib import Path
 from typing import Any, Literal, Self
 
 import cloudpickle
-import torch
 from blake3 import blake3
 from ConfigSpace import ConfigurationSpace
 
@@ -81,6 +79,7 @@ from elastix.search.trial_runs import refuse_named_after
 from elastix.store import Store
 from elastix.train.record.finished import mark
 from elastix.train.record.loaded_script import refuse_while_loading
+from elastix.train.record.provenance import versions
 from elastix.train.record.uploaded_copy import warn_of_copy
 
 logger = logging.getLogger(__name__)
@@ -531,7 +530,7 @@ class Campaign:
             searcher=type(self._searcher).__name__,
             inherit=_in_words(self._inherit),
             known=known,
-            versions={"python": platform.python_version(), "torch": torch.__version__},
+            versions=versions(),
         )
 
     # ------------------------------------------------------------------ for `campaign resume`

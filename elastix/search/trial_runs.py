@@ -6,7 +6,7 @@ Their names are made from the campaign's, and a user may have given the same nam
 from contextlib import suppress
 from pathlib import Path
 
-from elastix.errors import ConfigError, Corrupt, NotFound
+from elastix.errors import ConfigError, Corrupt, NotFound, TooNew
 from elastix.events import RunStarted
 from elastix.observe import catalogue, journal
 from elastix.search.trial import campaign_of
@@ -18,8 +18,8 @@ def trial_runs(store: Path, campaign: str) -> list[str]:
 
 
 def is_trial(store: Path, run: str) -> bool:
-    """Whether a run was started as a trial; False if its journal is damaged before that."""
-    with suppress(NotFound, Corrupt):
+    """Whether a run was started as a trial; False if its journal cannot be read before that."""
+    with suppress(NotFound, Corrupt, TooNew):
         for event in journal.read_only(store / "runs" / run / catalogue.JOURNAL, RunStarted):
             return isinstance(event, RunStarted) and event.order_seed is not None
     return False

@@ -6,8 +6,8 @@ import shutil
 
 import pytest
 
-from elastix.errors import Corrupt, NotFound, StoreError
-from elastix.events import Resumed, SamplesLeftOut
+from elastix.errors import Corrupt, Full, NotFound, StoreError, TooNew
+from elastix.events import Resumed, RunStarted, SamplesLeftOut
 from elastix.observe import journal as journal_module
 from elastix.observe import sealed_lines
 from elastix.observe.journal import Journal, Tail, read, read_only
@@ -146,11 +146,11 @@ def test_a_full_disk_is_told_of_and_nothing_follows_what_was_not_written(tmp_pat
         limit = resource.getrlimit(resource.RLIMIT_FSIZE)
         resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size + 20, limit[1]))
         try:
-            with pytest.raises(StoreError, match=r"journal\.jsonl cannot be written"):
+            with pytest.raises(Full, match=r"journal\.jsonl cannot be written"):
                 journal.append(event(2))
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, limit)
-        with pytest.raises(StoreError, match=r"journal\.jsonl cannot be written"):
+        with pytest.raises(Full, match=r"journal\.jsonl cannot be written"):
             journal.append(event(3))
     write(path, 4)
     assert list(read(path)) == [event(1), event(4)]
@@ -285,3 +285,27 @@ def test_nobody_waits_at_a_pipe_in_the_place_of_a_journal(tmp_path):
     os.mkfifo(tmp_path / "journal.jsonl")
     with pytest.raises(StoreError, match="cannot be written"):
         Journal(tmp_path / "journal.jsonl")
+
+
+@pytest.mark.parametrize(
+    "newer",
+    [b'{"event":"Dreamt","t":3.0,"of":"sheep"}', b'{"event":"Resumed","t":3.0,"whence":[7]}'],
+)
+def test_what_a_later_version_wrote_is_not_taken_for_damage(tmp_path, newer):
+    """It names that version; and what of it can be read without knowing those lines, is."""
+    path = tmp_path / "journal.jsonl"
+    facts = {"name": "r", "seed": 0, "config": {}, "scaling": {}}
+    began = RunStarted(t=1.0, versions={"elastix": "9.8.7"}, **facts)
+    left_out = SamplesLeftOut(t=2.0, loader=0, spans=((0, 4),))
+    with Journal(path) as journal:
+        for entry in (began, left_out):
+            journal.append(entry)
+        after = journal._end[1]
+    with path.open("ab") as file:
+        file.write(sealed_lines.seal(newer, after)[0])
+    Journal(path).close()  # and cuts nothing off
+    for reads in (lambda: list(read(path)), lambda: Tail(path).news()):
+        with pytest.raises(TooNew, match=r"another version of elastix, 9\.8\.7: "):
+            reads()
+    assert list(read_only(path, RunStarted, SamplesLeftOut)) == [began, left_out]
+    assert path.read_bytes().count(b"\n") == 3
