@@ -444,11 +444,12 @@ class Pool:
         """Ask workers that are long at it what was reported; those that are silent are lost."""
         now, lost = time.monotonic(), list[WorkReport | Ended]()
         limit_s = max(self._failure.hang_timeout_s, self._failure.start_timeout_s)
-        away, self._looked_s = now - self._looked_s > limit_s / 2, now
+        away_s, self._looked_s = now - self._looked_s, now
         for handle in list(self._handles.values()):
-            if handle.asked is not None and away:  # nobody has looked whether it has answered
-                handle.asked_s = now
-            elif handle.asked is not None and now - handle.asked_s > limit_s:
+            if handle.asked is not None and away_s > limit_s / 2:
+                # Nobody has looked whether it has answered. A part counts: it may always be so.
+                handle.asked_s = min(now, handle.asked_s + away_s - limit_s / 4)
+            if handle.asked is not None and now - handle.asked_s > limit_s:
                 _end_silent(handle)
                 lost += self._dead(handle, SearchError(f"it answered nothing for {limit_s:g} s"))
             elif handle.inhand and handle.asked is None and now - handle.asked_s > _ASK_EVERY_S:

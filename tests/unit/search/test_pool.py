@@ -163,6 +163,17 @@ def test_a_worker_may_be_busy_and_nobody_has_answered_who_was_not_listened_to(
     assert (killed, list(pool._handles)) == ([], [0, 1])
 
 
+def test_a_worker_that_answers_nothing_is_killed_also_where_it_is_always_looked_late(monkeypatch):
+    """A searcher that takes its time keeps the loop from looking."""
+    pool, killed = asked(monkeypatch, since_s=0.0, looked_s=0.0)
+    for _ in range(5):
+        pool._looked_s -= 160.0
+        pool._handles[0].asked_s -= 160.0
+        if pool._ask():
+            break
+    assert [handle.number for handle in killed] == [0]
+
+
 class Deaf:
     """An actor that says nothing."""
 
