@@ -342,8 +342,11 @@ class Conductor:
     def tick(self, now: float) -> list[Action]:
         """Time has passed. To be called a few times a second."""
         away_s, self._ticked = now - self._ticked, now
-        if away_s > self._failure.hang_timeout_s / 2:
-            # This process was stopped, and perhaps all others were: nobody is to blame for that.
+        timeout_s = self._failure.hang_timeout_s
+        if away_s > timeout_s / 2:
+            # This process was stopped, and perhaps all others were: nobody is to blame for that. A
+            # part of it counts all the same: where ticks always come so late, time passes too.
+            away_s -= timeout_s / 4
             self._detector.was_away(away_s, now)
             self._interruption.was_away(away_s, now)
             self._quorum.was_away(away_s, now)

@@ -108,6 +108,25 @@ def test_survivors_have_the_cores_until_they_agree_on_a_step():
     assert 3 in world.started
 
 
+def test_a_founder_on_a_node_with_other_code_ends_the_run():
+    world = World(3)
+    world.other_code = {1}
+    assert world.run().outcome == "failed"
+    assert isinstance(world.conductor.error, ConfigError)
+    assert not world.events(StepCommitted)
+
+
+def test_those_with_other_code_that_come_later_are_turned_away_and_the_run_goes_on():
+    """However many such a node has at once: they are no losses in a row."""
+    world = World(3, max_workers=23, max_worker_losses=0)
+    world.other_code = set(range(3, 23))
+    assert world.run().outcome == "finished"
+    turned_away = world.events(WorkerNotStarted)
+    assert {event.worker for event in turned_away} == world.other_code
+    assert {event.cause for event in turned_away} == {"its node has other elastix code"}
+    assert (sizes(world)[0], sizes(world)[-1]) == (3, 23)
+
+
 def test_who_was_gone_before_it_began_is_no_loss():
     """The other, which had begun, is one."""
     world = World(3, max_worker_losses=1)
@@ -1408,6 +1427,14 @@ def test_a_run_that_is_suspended_while_it_is_stopped_stores_its_state():
     world.at(20.6, suspend(100.0))
     assert world.run().outcome == "interrupted"
     assert world.stored_step
+
+
+def test_a_silent_worker_is_found_where_ticks_always_come_late():
+    """Each of them comes later than half of the timeout, as after a suspension."""
+    world = World(3, hang_timeout_s=2.0, tick_s=1.5, heartbeat_s=0.4)
+    world.at(20.0, lambda w: setattr(w.alive[1], "silent", True))
+    assert world.run().outcome == "finished"
+    assert lost(world) == [(1, "silent")]
 
 
 @pytest.mark.parametrize("when", [0.5, 25.0])
