@@ -50,6 +50,9 @@ class RunState:
         compared: steps of States in the store that all of the group were seen to hold then.
         parted: workers were found to hold different States, and all are to go back for it.
         stopping: why the run was asked to end; empty if it was not.
+        crews: by worker that is several processes, the node and the number of each; of those that
+            are at work.
+        crews_lost: the processes of those that were lost. Some may be of another one since.
     """
 
     step: int = 0
@@ -72,6 +75,8 @@ class RunState:
     compared: set[int] = field(default_factory=set)
     parted: ReplicasDiverged | None = None
     stopping: str = ""
+    crews: dict[int, set[tuple[str, int]]] = field(default_factory=dict)
+    crews_lost: set[tuple[str, int]] = field(default_factory=set)
 
     def take(  # noqa: C901 - a case per event
         self, event: Event, sequence: int | None = None
@@ -107,7 +112,10 @@ class RunState:
                 self.started.add(event.worker)
                 self.computes_with[event.worker] = event.computes_with
                 self.kinds |= {event.computes_with} - {""}
+                if event.mates:
+                    self.crews[event.worker] = {(event.node, event.pid), *event.mates}
             case WorkerLost():
+                self.crews_lost |= self.crews.get(event.worker, set())
                 self.losses += 1
                 self.losses_in_a_row += 1
                 self._take_out(event)
@@ -131,6 +139,7 @@ class RunState:
 
     def _take_out(self, event: WorkerLost | WorkerNotStarted | WorkerLeft) -> None:
         self.members.discard(event.worker)
+        self.crews.pop(event.worker, None)
         self.gone[event.worker] = event.cause
         self.out.add(event.worker)
 
@@ -147,6 +156,8 @@ class RunState:
             computes_with=dict(self.computes_with),
             compared=set(self.compared),
             taken=list(self.taken),
+            crews=dict(self.crews),
+            crews_lost=set(self.crews_lost),
         )
 
     def takes(self, step: int, generation: int | None) -> bool:

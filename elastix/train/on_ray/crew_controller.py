@@ -176,8 +176,14 @@ class CrewController(CrewShell, Controller):
     # ------------------------------------------------------------------ taking over
 
     def _take_slots_over(self) -> None:
-        """How many processes were lost nobody has written down."""
-        self._slots.take_over(list(self._places.values()))
+        """Where nobody is replaced, the room of lost crews stays empty, but for who is of others.
+
+        Of what could not be started one process at least was lost.
+        """
+        state, replaces = self._conductor.state, self._plan.failure.replace
+        alive = {(handle.node, handle.pid) for handle in self._handles.values()}
+        unused = 0 if replaces else len(state.crews_lost - alive) + state.not_started
+        self._slots.take_over(list(self._places.values()), unused)
 
     def _find(self, actors: Mapping[int, Any], present: Sequence[Presence]) -> list[Found]:
         """Workers that are whole. What is left of others is ended: another one is not far."""

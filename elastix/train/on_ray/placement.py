@@ -263,8 +263,8 @@ class CrewSlots:
         self._missing = most - len(founding)
         self._looked = 0.0
 
-    def take_over(self, used: Sequence[Slot]) -> None:
-        """Another controller had these slots, and its processes live in them."""
+    def take_over(self, used: Sequence[Slot], unused: int = 0) -> None:
+        """As Slots.take_over; of processes."""
         taken = {(slot.group.id, slot.bundle) for slot in used}
         own = groups_named(f"{self._name}{SLOT}")
         with self._lock:
@@ -273,7 +273,10 @@ class CrewSlots:
             self._missing -= len(own)
             self._unseen += [Slot(group, n) for group in own for n in range(len(self._bundles))]
             unseen = {(slot.group.id, slot.bundle): slot for slot in self._unseen}
-            self._unseen = [slot for where, slot in unseen.items() if where not in taken]
+            idle = [slot for where, slot in unseen.items() if where not in taken]
+            there = {group for group, _ in taken}  # beside those who are left, others were lost
+            idle.sort(key=lambda slot: slot.group.id not in there)
+            self._unseen = idle[unused:]
 
     def free(self) -> list[Slot]:
         """Where processes can be started now."""

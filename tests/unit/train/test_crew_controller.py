@@ -7,7 +7,15 @@ from types import SimpleNamespace
 import pytest
 
 from elastix.config import FailureConfig
-from elastix.events import Events, GenerationFormed, StepCommitted, WorkerLeft, WorkerLost
+from elastix.events import (
+    Events,
+    GenerationFormed,
+    StepCommitted,
+    WorkerLeft,
+    WorkerLost,
+    WorkerNotStarted,
+    WorkerStarted,
+)
 from elastix.train.control.crews import Crews
 from elastix.train.control.messages import (
     Disband,
@@ -18,6 +26,7 @@ from elastix.train.control.messages import (
     RecordEvents,
     Started,
 )
+from elastix.train.control.run_state import RunState
 from elastix.train.control.terms import RunTerms
 from elastix.train.on_ray.crew_controller import CrewController
 from elastix.train.record.conductor_shell import Shell
@@ -206,6 +215,24 @@ def test_nobody_leaves_for_a_node_of_others(controller):
     controller.looks()
     assert len(controller.of(GenerationFormed)) == 1
     assert [process.ended for process in controller.started] == [""] * 4
+
+
+@pytest.mark.parametrize(("replace", "unused"), [(False, 2), (True, 0)])
+def test_room_of_lost_crews_stays_empty_under_another_controller(controller, replace, unused):
+    """Of two processes of the lost worker one is at work in another; a third could not begin."""
+    state = controller._conductor.state = RunState()
+    state.take(WorkerStarted(worker=0, pid=1, node="a", device="", mates=(("b", 2),)))
+    state.take(WorkerStarted(worker=1, pid=3, node="a", device="", mates=(("b", 4),)))
+    state.take(WorkerLost(worker=0, rank=0, generation=1, cause="died"))
+    state.take(WorkerStarted(worker=2, pid=5, node="a", device="", mates=(("b", 2),)))
+    state.take(WorkerNotStarted(worker=3, cause="died"))
+    given = []
+    controller._slots.take_over = lambda used, unused: given.append(unused)
+    controller._plan.failure = FailureConfig(replace=replace)
+    there = [("a", 3), ("b", 4), ("a", 5), ("b", 2)]
+    controller._handles = {n: Process(n, node, pid=pid) for n, (node, pid) in enumerate(there)}
+    controller._take_slots_over()
+    assert given == [unused]
 
 
 # ---------------------------------------------------------------------------- spares

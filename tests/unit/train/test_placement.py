@@ -259,6 +259,24 @@ def test_of_a_crew_s_room_what_mates_still_use_stays(cluster):
     assert free(room) == 0
 
 
+@pytest.mark.parametrize(("lost", "left"), [(0, 3), (1, 2), (2, 1), (3, 0)])
+def test_room_of_processes_that_were_lost_stays_empty_under_another_controller(
+    cluster, lost, left, monkeypatch
+):
+    """Three of four are idle, and one lives: first of all its own mate was lost."""
+    before = slots(2, crew=True)
+    cluster.room = 9
+    for _ in range(2):
+        before.look()
+    asked = list(cluster.asked)
+    monkeypatch.setattr(placement, "groups_named", lambda _: list(asked))
+    room = slots(2, crew=True)
+    room.take_over([next(slot for slot in before.free() if slot.group in asked)], unused=lost)
+    room.look()
+    assert (free(room), room.coming, cluster.asked) == (left, 0, asked)
+    assert not lost or all(slot.founding for slot in room.free())
+
+
 @pytest.mark.parametrize("crew", [False, True])
 def test_nodes_where_room_is_idle_are_known(cluster, crew):
     """Their clouds are asked before somebody is started there."""
