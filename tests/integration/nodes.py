@@ -15,6 +15,7 @@ python -m tests.integration.nodes KIND STORE, of these kinds:
   what the metrics endpoint shows after a loss in STORE/metrics.
 - beside: a worker on the second node is killed beside another one. Ray does not hear of it: its
   daemon there is stopped, and a process that the worker has forked keeps its connections open.
+- edited: a second node comes, whose elastix has other code.
 - crews: as removed, with workers of two processes; then a node comes in its stead.
 - host, host-groups: a second node comes in the middle of a campaign, and it is on another host, as
   far as a store can tell. Trials are of one worker, or groups.
@@ -24,6 +25,7 @@ python -m tests.integration.nodes KIND STORE, of these kinds:
 
 import contextlib
 import os
+import shutil
 import signal
 import sys
 import threading
@@ -46,6 +48,7 @@ from elastix.events import (
     WorkerJoined,
     WorkerLeft,
     WorkerLost,
+    WorkerNotStarted,
     WorkerStarted,
 )
 from elastix.observe import journal
@@ -53,6 +56,7 @@ from elastix.store import owner
 from tests import crew_runs, observed, search_parts, trainables
 from tests.fake_metadata import Aws, Azure, Fake, Gcp
 
+ROOT = Path(__file__).resolve().parents[2]
 LOST = "ray_elastix_workers_lost_total{"
 TRIAL_STEPS = 600
 """Of a trial of the campaign, some seconds; three are an epoch."""
@@ -198,6 +202,22 @@ def kill_beside(cluster: Cluster, path: Path, over: Path) -> None:
     over.touch()
 
 
+def come_with_other_code(cluster: Cluster, path: Path, over: Path) -> None:
+    """Ray puts the driver's directories first where a worker looks for modules."""
+    await_event(path, lambda event: isinstance(event, StepCommitted) and event.step > 5)
+    there = over.with_name("edited")
+    shutil.copytree(Path(elastix.__file__).parent, there / "elastix")
+    with (there / "elastix" / "errors.py").open("a") as errors:
+        errors.write("# edited\n")
+    (there / "sitecustomize.py").write_text(
+        f"import sys\nsys.path.insert(0, {str(there)!r})\nimport elastix\ndel sys.path[0]\n"
+    )
+    cluster.add_node(num_cpus=2, env_vars={"PYTHONPATH": f"{there}:{ROOT}"})
+    refused = await_event(path, lambda event: isinstance(event, WorkerNotStarted))
+    await_event(path, lambda event: isinstance(event, StepCommitted) and event.t > refused.t + 3)
+    over.touch()
+
+
 def remove_and_come(cluster: Cluster, path: Path, over: Path) -> None:
     await_event(path, lambda event: isinstance(event, StepCommitted) and event.step > 5)
     cluster.remove_node(cluster.worker_nodes.copy().pop(), allow_graceful=False)
@@ -304,6 +324,7 @@ KINDS = {
     "removed": (1, train, remove),
     "killed": (1, partial(train, workers=4, cpus=0.5), kill_daemon),
     "beside": (1, partial(train, forks=True), kill_beside),
+    "edited": (0, train, come_with_other_code),
     "crews": (1, train_crews, remove_and_come),
     "campaign": (1, search, remove_from_campaign),
     "host": (0, search_on_hosts, come_on_another_host),

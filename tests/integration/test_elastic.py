@@ -23,6 +23,7 @@ from elastix.events import (
     WorkerJoined,
     WorkerLeft,
     WorkerLost,
+    WorkerNotStarted,
     WorkerStarted,
 )
 from elastix.observe import journal
@@ -137,6 +138,20 @@ def on_nodes(kind, store):
     command = [sys.executable, "-m", "tests.integration.nodes", kind, str(store)]
     subprocess.run(command, check=True, cwd=ROOT, timeout=580)
     return list(journal.read(store / "runs" / "nodes" / "journal.jsonl"))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(590)
+def test_workers_of_a_node_with_other_elastix_code_are_turned_away_once(tmp_path):
+    """There is room for two there: they are not tried again, and the run goes on."""
+    events = on_nodes("edited", tmp_path)
+    assert of(RunEnded, events)[-1].outcome == "finished"
+    assert 1 <= len(of(WorkerNotStarted, events)) <= 2
+    assert {event.cause for event in of(WorkerNotStarted, events)} == {
+        "its node has other elastix code"
+    }
+    assert len({event.node for event in of(WorkerStarted, events)}) == 1
+    assert audit(events).exact
 
 
 @pytest.mark.slow

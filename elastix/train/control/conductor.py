@@ -335,6 +335,9 @@ class Conductor:
                 self._fail(limits.raised(outcome, worker))
             case OutcomeKind.FREE:  # a mate of this one has died, and it was not heard yet
                 self._lose(worker, "died", now)
+            case OutcomeKind.OTHER_CODE if not self.state.generation:  # a founder
+                self._fail(outcome.error)
+                self._lose(worker, outcome.kind, now)
             case _:
                 self._lose(worker, outcome.kind, now)
         return self._done()

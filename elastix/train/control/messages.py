@@ -279,6 +279,7 @@ class OutcomeKind(StrEnum):
     FREE: one of the worker's processes is lost, or the worker was taken out; this one is well.
     OUT_OF_MEMORY: it could not hold the State that it was given.
     DEVICE_FAILED: its GPU, or the driver of that, reports an error.
+    OTHER_CODE: its node has other elastix code than the driver; it has not begun.
     """
 
     FINISHED = "finished"
@@ -290,6 +291,7 @@ class OutcomeKind(StrEnum):
     FREE = "free"
     OUT_OF_MEMORY = "ran out of memory"
     DEVICE_FAILED = "its GPU failed"
+    OTHER_CODE = "its node has other elastix code"
 
 
 @dataclass(frozen=True)
@@ -327,6 +329,7 @@ class Outcome:
         error: what was raised, if it is elastix's own.
         traceback: of what was raised, as text.
         kept: what a process that is free has of the State yet.
+        node: on which no other is to be started, as Ray names it; empty for none.
     """
 
     kind: OutcomeKind
@@ -339,3 +342,4 @@ class Outcome:
     summary: str = ""
     traceback: str = ""
     kept: HeldPart | None = None
+    node: str = ""

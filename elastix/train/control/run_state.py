@@ -19,6 +19,7 @@ from elastix.events import (
     WorkerNotStarted,
     WorkerStarted,
 )
+from elastix.train.control.messages import OutcomeKind
 from elastix.train.control.terms import Found
 
 
@@ -121,7 +122,8 @@ class RunState:
                 self._take_out(event)
             case WorkerNotStarted():
                 self.not_started += 1
-                self.losses_in_a_row += 1
+                # A node that comes with other code has that of all that are started there.
+                self.losses_in_a_row += event.cause != OutcomeKind.OTHER_CODE
                 self._take_out(event)
             case WorkerLeft():
                 self._take_out(event)

@@ -472,6 +472,8 @@ class Controller(Shell):
             )
         with self._lock:
             handle.over = True
+            if outcome.node and self._slots.avoid(outcome.node):
+                logger.warning("%s", outcome.summary)
             self._through(handle, worker, outcome, time.monotonic())
 
     def _through(self, handle: WorkerHandle, worker: int, outcome: Outcome, now: float) -> None:

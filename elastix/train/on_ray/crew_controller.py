@@ -30,7 +30,7 @@ from elastix.train.on_ray.worker_handle import WorkerHandle
 from elastix.train.record.crew_shell import CrewShell
 from elastix.train.replica.link import Life
 
-_OF_NO_USE = {OutcomeKind.OUT_OF_MEMORY, OutcomeKind.DEVICE_FAILED}
+_OF_NO_USE = {OutcomeKind.OUT_OF_MEMORY, OutcomeKind.DEVICE_FAILED, OutcomeKind.OTHER_CODE}
 """Of these ends a process does not come out for another worker, and others go on."""
 
 

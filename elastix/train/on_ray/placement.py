@@ -10,7 +10,8 @@ in a slot.
 Ray needs ten seconds and more to find out that a node is gone, and places workers there until then.
 Of what a cloud says about a node it never hears. So a slot counts as free only while its node is
 alive to Ray, answers, and is not to be taken away. In place of idle slots on a node that is to be
-taken away others are requested, which must not be there.
+taken away others are requested, which must not be there; and so where a worker was refused, since
+its elastix has other code.
 """
 
 import contextlib
@@ -90,6 +91,7 @@ class Slots:
     ) -> None:
         self.draining: set[str] = set()
         self.nodes: set[str] = set()
+        self._refused: set[str] = set()
         self._wanted = dict(wanted)
         self._name = name
         self._lock = threading.Lock()
@@ -153,6 +155,16 @@ class Slots:
             with self._lock:
                 self._remove(slot.group)
 
+    def avoid(self, node: str) -> bool:
+        """Start nobody on that node any more; False if this was known. Who is there may stay."""
+        with self._lock:
+            new = node not in self._refused
+            self._refused.add(node)
+            self._looked = 0.0
+            self._resting += self._free  # some may be there
+            self._free = []
+            return new
+
     def look(self, noticed: Collection[str] = ()) -> None:
         """See what has changed on the cluster, and ask it for what is missing.
 
@@ -164,7 +176,8 @@ class Slots:
         if time.monotonic() - self._looked < _LOOK_S:
             return
         self._looked = time.monotonic()
-        draining = draining_nodes() | set(noticed)
+        draining, noticed = draining_nodes() | set(noticed), {*noticed, *self._refused}
+        avoided = draining | self._refused
         created = [g for g in self._requested if placement_group_table(g)["state"] == "CREATED"]
         with self._lock:
             self._resting += [Slot(group, 0) for group in created]
@@ -172,11 +185,11 @@ class Slots:
             idle = [*self._free, *self._resting, *self._left]
         groups = {slot.group.id: _nodes(slot.group) for slot in idle}
         where = {slot: groups[slot.group.id].get(slot.bundle, "") for slot in idle}
-        usable = _usable(set(where.values()), draining)
+        usable = _usable(set(where.values()), avoided)
         with self._lock:
             self.draining, self.nodes = draining, set(where.values()) - {""}
-            if self._noticed != set(noticed):  # what was requested may not be where it should
-                self._noticed = set(noticed)
+            if self._noticed != noticed:  # what was requested may not be where it should
+                self._noticed = noticed
                 for group in self._requested:
                     self._remove(group)
                 self._missing += len(self._requested)
@@ -184,17 +197,17 @@ class Slots:
             idle = [*self._free, *self._resting]
             self._free = [slot for slot in idle if where.get(slot) in usable]
             self._resting = [slot for slot in idle if where.get(slot) not in usable]
-            self._leave(where, usable)
+            self._leave(where, usable, avoided)
             asked = _to_ask(self._missing, len(self._requested))
             self._missing -= asked
-        requested = [_request([self._wanted], "PACK", self._name, draining) for _ in range(asked)]
+        requested = [_request([self._wanted], "PACK", self._name, avoided) for _ in range(asked)]
         with self._lock:
             self._requested += requested
             self._own += requested
 
-    def _leave(self, where: Mapping[Slot, str], usable: set[str]) -> None:
-        """Look for others in place of slots on nodes that are to be taken away."""
-        for slot in [slot for slot in self._resting if where.get(slot) in self.draining]:
+    def _leave(self, where: Mapping[Slot, str], usable: set[str], avoided: set[str]) -> None:
+        """Look for others in place of slots on nodes that are to be avoided."""
+        for slot in [slot for slot in self._resting if where.get(slot) in avoided]:
             self._resting.remove(slot)
             self._missing += 1
             if slot.founding:
@@ -251,6 +264,7 @@ class CrewSlots:
     ) -> None:
         self.draining: set[str] = set()
         self.nodes: set[str] = set()
+        self._refused: set[str] = set()
         self._bundles = [dict(bundle)] * size
         self._strategy = strategy
         self._name = name
@@ -300,17 +314,28 @@ class CrewSlots:
             self._unseen.append(slot)
             self._looked = 0.0
 
+    def avoid(self, node: str) -> bool:
+        """As Slots.avoid."""
+        with self._lock:
+            new = node not in self._refused
+            self._refused.add(node)
+            self._looked = 0.0
+            self._unseen += self._free
+            self._free = []
+            return new
+
     def look(self, noticed: Collection[str] = ()) -> None:
         """See what has changed on the cluster; as Slots.look."""
         if time.monotonic() - self._looked < _LOOK_S:
             return
         self._looked = time.monotonic()
-        draining = draining_nodes() | set(noticed)
+        draining, noticed = draining_nodes() | set(noticed), {*noticed, *self._refused}
+        avoided = draining | self._refused
         with self._lock:
             idle = [*self._free, *self._unseen, *self._left]
         where = {slot.group.id: _nodes(slot.group) for slot in idle}
         there = {node for nodes in where.values() for node in nodes.values()} - {""}
-        usable = _usable(there, draining)
+        usable = _usable(there, avoided)
         with self._lock:
             self.draining, self.nodes = draining, there
             idle = [
@@ -319,12 +344,12 @@ class CrewSlots:
             ]
             self._free = [slot for slot in idle if slot.node in usable]
             self._unseen = [slot for slot in idle if slot.node not in usable]
-            self._leave(where, usable, again=self._noticed != set(noticed))
-            self._noticed = set(noticed)
+            self._leave(where, usable, avoided, again=self._noticed != noticed)
+            self._noticed = noticed
             asked = _to_ask(self._missing, len({slot.group.id for slot in self._unseen}))
             self._missing -= asked
         requested = [
-            _request(self._bundles, self._strategy, self._name, draining) for _ in range(asked)
+            _request(self._bundles, self._strategy, self._name, avoided) for _ in range(asked)
         ]
         with self._lock:
             self._own += requested
@@ -335,15 +360,17 @@ class CrewSlots:
         self,
         where: Mapping[Any, Mapping[int, str]],
         usable: set[str],
+        avoided: set[str],
         again: bool,
     ) -> None:
-        """Look for others in place of groups on nodes that are to be taken away.
+        """Look for others in place of groups on nodes that are to be avoided.
 
         Of groups, whole: where processes of one still live, its room is waited for.
 
         Args:
             where: by group the nodes of its bundles.
             usable: nodes that processes can be started on.
+            avoided: nodes that are to be taken away, or have other elastix code.
             again: what is not there yet is requested anew as well.
         """
         groups: dict[PlacementGroup, list[Slot]] = {}
@@ -355,7 +382,7 @@ class CrewSlots:
         pending = []
         for group, slots in whole.items():
             nodes = {slot.node for slot in slots} - {""}
-            if nodes & self.draining or (again and not nodes and not slots[0].founding):
+            if nodes & avoided or (again and not nodes and not slots[0].founding):
                 self._give_up(group, slots)
             elif not nodes and not slots[0].founding:
                 pending.append((group, slots))

@@ -53,7 +53,7 @@ from elastix.train.control.messages import (
 from elastix.train.on_ray import affinity, lifeline
 from elastix.train.on_ray.placement import SLOT, Slot
 from elastix.train.on_ray.takeover import Presence, remove_groups, run_id
-from elastix.train.record.provenance import Installation, warn_of_other
+from elastix.train.record.provenance import Installation, other_code
 from elastix.train.replica.link import FollowersLink, Life, Link
 from elastix.train.replica.member import Member
 from elastix.train.replica.notice import on_notice
@@ -262,7 +262,6 @@ class Worker:
         self._place = 0
         self._warm = self._noticed = False
         self._kept: KeptState | None = None
-        warn_of_other(job.driver, "this worker")
         on_notice(self._leave)  # here, since `run` is not in the main thread
 
     def _tell(self, worker: int, message: FromWorker) -> Any:  # noqa: ANN401 - Ray's reference
@@ -399,6 +398,12 @@ class Worker:
         self.lifeline = lifeline.hold()
 
     def _train(self, life: Life, mine: _Life) -> Outcome:
+        node = ray.get_runtime_context().get_node_id()
+        refused = other_code(self.job.driver, f"node {node} (of worker {life.worker})")
+        if refused is not None:
+            return Outcome(
+                kind=OutcomeKind.OTHER_CODE, error=refused, summary=str(refused), node=node
+            )
         self._warm_up()
         device = _device()
         settings = life.settings

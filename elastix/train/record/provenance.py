@@ -20,6 +20,7 @@ import torch
 from blake3 import blake3
 
 import elastix
+from elastix.errors import ConfigError
 
 logger = logging.getLogger(__name__)
 _GIT_S = 2.0
@@ -71,6 +72,17 @@ def warn_of_other(driver: Installation, who: str) -> None:
             here,
             driver,
         )
+
+
+def other_code(driver: Installation, who: str) -> ConfigError | None:
+    """Why a process that would take part is refused, if it has another elastix than the driver."""
+    if (here := installation()).is_same(driver):
+        return None
+    return ConfigError(
+        f"{who} has elastix {here}, and the driver has {driver}: what one of them sends, the other "
+        "could take for something else, or compute otherwise. Nothing is trained there. Install "
+        "the same on all nodes, or give Ray's workers the driver's by runtime_env."
+    )
 
 
 def _is_module(path: Path) -> bool:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from elastix.comm.protocol.membership import Membership
 from elastix.config import FailureConfig
-from elastix.errors import QuorumLost
+from elastix.errors import ConfigError, QuorumLost
 from elastix.events import Resumed, RunStarted, StateStored, StepCommitted, WorkerLost
 from elastix.train.control.actions import (
     EndWorker,
@@ -109,6 +109,7 @@ class World:
         self.heirs = set()  # of them, those that went on when all others were lost
         self.dies_when_called = False
         self.computes_with = {}  # what is not the usual, by worker
+        self.other_code = set()  # workers that run on nodes with other code
         self.confirms = True  # shadows are found equal
         self.coming = False  # further room is on its way
         self.draining = set()
@@ -303,7 +304,11 @@ class World:
     # ------------------------------------------------------------------ the workers
 
     def _up(self, worker):
-        if worker in self.alive:
+        if worker in self.alive and worker in self.other_code:
+            error = ConfigError("a node has elastix 9, and the driver has 8")
+            outcome = Outcome(kind=OutcomeKind.OTHER_CODE, error=error)
+            self._do(self.conductor.ended(worker, outcome, self.now))
+        elif worker in self.alive:
             here = self.alive[worker]
             self._say(worker, Started(pid=worker + 1, node=here.node, device="cpu"))
             here.ready = True

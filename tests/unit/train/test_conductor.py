@@ -7,7 +7,7 @@ from functools import partial
 import pytest
 
 from elastix.config import FailureConfig
-from elastix.errors import QuorumLost, ReplicasDiffer, TooManyFailures, TrainError
+from elastix.errors import ConfigError, QuorumLost, ReplicasDiffer, TooManyFailures, TrainError
 from elastix.events import (
     GenerationFormed,
     ProcessorsDiffer,

@@ -165,6 +165,32 @@ def test_in_place_of_room_on_a_node_to_be_taken_away_other_is_asked_for(cluster,
 
 
 @pytest.mark.parametrize("crew", [False, True])
+def test_where_a_worker_was_refused_nobody_is_started_again_and_nobody_has_to_leave(cluster, crew):
+    """Who was started before its code was edited is as the others."""
+    room = slots(3, crew)
+    cluster.room = 9
+    for _ in range(2):
+        room.look()
+    slot = room.free()[0] if crew else room.take()
+    if crew:
+        room.take(slot)
+    assert room.avoid("n")
+    assert free(room) == 0
+    room.give_back(slot)
+    assert not room.avoid("n")
+    room.look()
+    assert (free(room), room.draining) == (0, set())
+    assert cluster.asked
+    assert {selector for group in cluster.asked for selector in cluster.avoided[group]} == {
+        "!in(n)"
+    }
+    cluster.where = dict.fromkeys(cluster.asked, "other")
+    for _ in range(2):
+        room.look()
+    assert free(room) == (6 if crew else 4)
+
+
+@pytest.mark.parametrize("crew", [False, True])
 def test_a_notice_that_is_taken_back_makes_the_room_usable_again(cluster, crew):
     room = slots(1, crew)
     room.look()
@@ -227,6 +253,24 @@ def test_room_of_who_was_lost_and_is_not_replaced_stays_empty_under_another_cont
     assert room.more == (left >= 0)
 
 
+@pytest.mark.parametrize(("lost", "left"), [(0, 3), (1, 2), (2, 1), (3, 0)])
+def test_room_of_processes_that_were_lost_stays_empty_under_another_controller(
+    cluster, lost, left, monkeypatch
+):
+    """Three of four are idle, and one lives: first of all its own mate was lost."""
+    before = slots(2, crew=True)
+    cluster.room = 9
+    for _ in range(2):
+        before.look()
+    asked = list(cluster.asked)
+    monkeypatch.setattr(placement, "groups_named", lambda _: list(asked))
+    room = slots(2, crew=True)
+    room.take_over([next(slot for slot in before.free() if slot.group in asked)], unused=lost)
+    room.look()
+    assert (free(room), room.coming, cluster.asked) == (left, 0, asked)
+    assert not lost or all(slot.founding for slot in room.free())
+
+
 @pytest.mark.parametrize("crew", [False, True])
 def test_what_another_controller_had_asked_for_elsewhere_is_asked_for_anywhere(
     cluster, crew, monkeypatch
@@ -257,24 +301,6 @@ def test_of_a_crew_s_room_what_mates_still_use_stays(cluster):
     room.look({"n"})
     assert len(cluster.asked) == 1
     assert free(room) == 0
-
-
-@pytest.mark.parametrize(("lost", "left"), [(0, 3), (1, 2), (2, 1), (3, 0)])
-def test_room_of_processes_that_were_lost_stays_empty_under_another_controller(
-    cluster, lost, left, monkeypatch
-):
-    """Three of four are idle, and one lives: first of all its own mate was lost."""
-    before = slots(2, crew=True)
-    cluster.room = 9
-    for _ in range(2):
-        before.look()
-    asked = list(cluster.asked)
-    monkeypatch.setattr(placement, "groups_named", lambda _: list(asked))
-    room = slots(2, crew=True)
-    room.take_over([next(slot for slot in before.free() if slot.group in asked)], unused=lost)
-    room.look()
-    assert (free(room), room.coming, cluster.asked) == (left, 0, asked)
-    assert not lost or all(slot.founding for slot in room.free())
 
 
 @pytest.mark.parametrize("crew", [False, True])

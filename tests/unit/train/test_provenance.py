@@ -7,7 +7,13 @@ from importlib import metadata
 import pytest
 
 from elastix.train.record import provenance
-from elastix.train.record.provenance import Installation, installation, versions, warn_of_other
+from elastix.train.record.provenance import (
+    Installation,
+    installation,
+    other_code,
+    versions,
+    warn_of_other,
+)
 
 
 @pytest.fixture
@@ -56,9 +62,16 @@ def test_one_that_is_not_installed_has_no_version(package, monkeypatch):
 
 def test_a_process_that_comes_later_says_if_it_has_another(caplog):
     mine = installation()
-    warn_of_other(mine, "this worker")
+    warn_of_other(mine, "the new controller")
     assert not caplog.records
-    warn_of_other(replace(mine, digest="other"), "this worker")
+    warn_of_other(replace(mine, digest="other"), "the new controller")
     (record,) = caplog.records
     assert record.levelno == logging.WARNING
-    assert record.getMessage().startswith("this worker has elastix ")
+    assert record.getMessage().startswith("the new controller has elastix ")
+
+
+def test_a_worker_with_other_code_is_refused():
+    mine = installation()
+    assert other_code(mine, "node n") is None
+    refused = other_code(replace(mine, version="9", digest="other"), "node n")
+    assert str(refused).startswith(f"node n has elastix {mine}, and the driver has 9 in ")
