@@ -5,11 +5,12 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from elastix.bench.ddp_rank import DIGESTS_AT, Files
 from elastix.bench.measures import Commit, Rate, Timing, measure_rate
@@ -18,6 +19,8 @@ from elastix.errors import ConfigError, TrainError
 _LOOK_S = 0.1
 _PATIENCE_S = 300.0
 _PATIENCE_STEPS = 10.0
+_WORDS = 2000  # bytes of what a process has printed
+_WORDS_S = 1.0
 
 
 def measure_ddp(
@@ -55,11 +58,15 @@ def measure_ddp(
     (folder / "plan.json").write_text(json.dumps(plan))
     files = [Files(folder, rank) for rank in range(size)]
     processes: list[subprocess.Popen[bytes]] = []
+    words: list[_LastWords] = []
     try:
         for one in files:  # one after the other: those that were started are ended
             process = _start(folder, one.rank, threads)
             processes.append(process)
-        return _watch(processes, files, timing, max(_PATIENCE_S, _PATIENCE_STEPS * step_s))
+            if process.stdout is not None:
+                words.append(_LastWords(process.stdout))
+        patience_s = max(_PATIENCE_S, _PATIENCE_STEPS * step_s)
+        return _watch(processes, words, files, timing, patience_s)
     finally:
         for process in processes:
             with suppress(ProcessLookupError):
@@ -67,6 +74,8 @@ def measure_ddp(
             process.wait()
             if process.stdin is not None:
                 process.stdin.close()
+        for said in words:
+            said.close()
 
 
 def _start(folder: Path, rank: int, threads: int) -> subprocess.Popen[bytes]:
@@ -79,19 +88,47 @@ def _start(folder: Path, rank: int, threads: int) -> subprocess.Popen[bytes]:
         "CUDA_VISIBLE_DEVICES": "",
         "GLOO_SOCKET_IFNAME": os.environ.get("GLOO_SOCKET_IFNAME", "lo"),
     }
-    with (folder / f"output-{rank}").open("wb") as output:
-        return subprocess.Popen(
-            [sys.executable, "-m", "elastix.bench.ddp_rank", str(folder), str(rank)],
-            stdin=subprocess.PIPE,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            env=environment,
-            start_new_session=True,
-        )
+    return subprocess.Popen(
+        [sys.executable, "-m", "elastix.bench.ddp_rank", str(folder), str(rank)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        env=environment,
+        start_new_session=True,
+    )
+
+
+class _LastWords:
+    """What a process has printed last: a function may print without end, and a disk has one."""
+
+    def __init__(self, pipe: IO[bytes]) -> None:
+        self._pipe = pipe
+        self._kept = b""
+        self._reader = threading.Thread(target=self._read, name="last words", daemon=True)
+        self._reader.start()
+
+    def text(self) -> str:
+        """Of a process that has ended; who left it may hold the pipe yet."""
+        self._reader.join(_WORDS_S)
+        return self._kept.decode(errors="replace")
+
+    def close(self) -> None:
+        """Its processes were ended."""
+        self._reader.join(_WORDS_S)
+        if not self._reader.is_alive():
+            self._pipe.close()
+
+    def _read(self) -> None:
+        while said := os.read(self._pipe.fileno(), 1 << 16):
+            self._kept = (self._kept + said)[-_WORDS:]
 
 
 def _watch(
-    processes: list[subprocess.Popen[bytes]], files: list[Files], timing: Timing, patience_s: float
+    processes: list[subprocess.Popen[bytes]],
+    words: list[_LastWords],
+    files: list[Files],
+    timing: Timing,
+    patience_s: float,
 ) -> Rate:
     size = len(processes)
     heard, steps = time.monotonic(), 0
@@ -107,10 +144,9 @@ def _watch(
             raise TrainError(ended_early("DDP", size, steps))
         for process, one in zip(processes, files, strict=True):
             if process.poll() is not None and not (one.failure.exists() or one.ended.exists()):
-                output = (one.steps.parent / f"output-{one.rank}").read_bytes()[-2000:]
                 raise TrainError(
                     f"rank {one.rank} of {size} under DDP ended with code {process.returncode}. "
-                    f"The benchmark was stopped. It printed:\n{output.decode(errors='replace')}"
+                    f"The benchmark was stopped. It printed:\n{words[one.rank].text()}"
                 )
         if time.monotonic() - heard > patience_s:
             raise TrainError(

@@ -19,7 +19,10 @@ from elastix.events import Event
 from elastix.train.replica.context import Context
 
 _NAME = "bench"
+_PATIENCE_S = 600.0  # twice what a run waits for its founders
 _TELL_S = 60.0
+_PRINTED = {"RAY_ROTATION_MAX_BYTES": str(1 << 24), "RAY_ROTATION_BACKUP_COUNT": "1"}
+"""Of what a process has printed, which may be without end, Ray keeps so many bytes, twice."""
 
 
 @contextmanager
@@ -38,19 +41,23 @@ def own_ray(cpus: float) -> Iterator[None]:
             "the script has called ray.init when it was loaded, and a benchmark starts a Ray of "
             'its own. Nothing was measured. Put that call under `if __name__ == "__main__":`.'
         )
-    init_ray(
-        "local",
-        num_cpus=max(len(os.sched_getaffinity(0)), -int(-cpus // 1)),
-        include_dashboard=False,
-        log_to_driver=False,
-        logging_level=logging.ERROR,
-        # Ray's is 15, and what else the machine does would slow elastix alone, not DDP
-        _system_config={"worker_niceness": 0},
-    )
+    limits = {name: value for name, value in _PRINTED.items() if name not in os.environ}
+    os.environ.update(limits)  # for the processes that Ray starts
     try:
+        init_ray(
+            "local",
+            num_cpus=max(len(os.sched_getaffinity(0)), -int(-cpus // 1)),
+            include_dashboard=False,
+            log_to_driver=False,
+            logging_level=logging.ERROR,
+            # Ray's is 15, and what else the machine does would slow elastix alone, not DDP
+            _system_config={"worker_niceness": 0},
+        )
         yield
     finally:
         ray.shutdown()
+        for name in limits:
+            os.environ.pop(name, None)
 
 
 def pickled(train: Callable[[Context], None], config: Mapping[str, Any], seed: int) -> bytes:
@@ -100,12 +107,13 @@ def measure_elastix(
 
     Raises:
         ConfigError: the function draws no samples from ctx.loader.
-        TrainError: as ElasticTrainer.fit; or it ended too early.
+        TrainError: as ElasticTrainer.fit; or it ended too early, or a worker never came.
     """
     from elastix.train.on_ray.trainer import ElasticTrainer
 
     seen = Observation(size, timing, random.Random(seed))
     refusal: list[ConfigError] = []
+    lacks: list[str] = []
     told = time.monotonic()
 
     def watch(events: Sequence[Event]) -> None:
@@ -121,6 +129,9 @@ def measure_elastix(
             )
             raise KeyboardInterrupt  # ends a run in good order
         turn = seen.decide(time.time())
+        if seen.lacking_s > _PATIENCE_S:
+            lacks.append(seen.standing())
+            raise KeyboardInterrupt
         if time.monotonic() > told + _TELL_S:  # a step may take long, or a worker not start
             told = time.monotonic()
             progress(f"{size} under elastix: {seen.standing()}")
@@ -143,6 +154,12 @@ def measure_elastix(
     except KeyboardInterrupt:
         if refusal:
             raise refusal[0] from None
+        if lacks:
+            raise TrainError(
+                f"the group of {size} workers under elastix was not whole for {_PATIENCE_S:.0f} s "
+                f"({lacks[0]}). The benchmark was stopped. Look at the workers' logs, in "
+                "/tmp/ray/session_latest/logs; or take fewer: --workers."
+            ) from None
         if seen.rate is None or not seen.over:
             raise  # somebody else's
         return SizeMeasured(

@@ -179,6 +179,7 @@ class Observation:
         choice: of victims.
         rate: undisturbed; None while it is not known.
         over: whether all is measured.
+        lacking_s: for how long the group has not been whole, when it was last decided.
     """
 
     size: int
@@ -186,6 +187,8 @@ class Observation:
     choice: random.Random
     rate: Rate | None = None
     over: bool = False
+    lacking_s: float = 0.0
+    _short_since: float | None = None
     _commits: list[Commit] = field(default_factory=list)
     _formed: list[GenerationFormed] = field(default_factory=list)
     _pids: dict[int, int] = field(default_factory=dict)
@@ -211,6 +214,10 @@ class Observation:
         """What is to be done at `now`; a victim counts as killed once `killed` is called."""
         turn = self._decide(now)
         self.over = turn is Turn.OVER
+        whole = bool(self._formed) and len(self._formed[-1].members) >= self.size
+        begun = now if self._short_since is None else self._short_since
+        self._short_since = None if whole or self.over else begun
+        self.lacking_s = 0.0 if self._short_since is None else now - self._short_since
         return turn
 
     def _decide(self, now: float) -> Turn | Victim:

@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 
 from elastix.bench import ddp_group
 from elastix.bench.ddp_group import measure_ddp
-from elastix.bench.elastic_group import own_ray
+from elastix.bench.elastic_group import measure_elastix, own_ray
 from elastix.bench.endless import Endless
 from elastix.bench.measures import Timing
 from elastix.cli import app
@@ -74,6 +74,13 @@ def returns(ctx):
     ctx.prepare(torch.nn.Linear(1, 1))
 
 
+def dies_talking(ctx):
+    """More than any pipe holds, and more than is to be kept."""
+    sys.stdout.write("spoken " * 1_000_000 + "\nthe last word\n")
+    sys.stdout.flush()
+    os._exit(3)
+
+
 def telling_its_threads(ctx):
     raise ConfigError(f"there are {torch.get_num_threads()} threads")
 
@@ -119,6 +126,56 @@ def test_what_cannot_be_compared_is_refused(tmp_path, train, size, error, fact):
         measured(train, tmp_path, size)
     assert fact in str(caught.value)
     assert ranks_alive() == []
+
+
+def test_of_what_a_rank_prints_the_end_is_kept_and_no_file(tmp_path):
+    with pytest.raises(TrainError, match="ended with code 3") as caught:
+        measured(dies_talking, tmp_path, 1)
+    assert str(caught.value).endswith("spoken \nthe last word\n")
+    assert len(str(caught.value)) < 3000
+    folder = tmp_path / "ddp"
+    assert sum(file.stat().st_size for file in folder.iterdir()) < 1_000_000
+
+
+def never_starts(ctx):
+    raise AssertionError("it has no room")
+
+
+def test_a_worker_that_never_comes_is_not_waited_for_without_end(tmp_path, monkeypatch):
+    """The run itself goes on with whoever is there."""
+    told = []
+
+    class Run:
+        def __init__(self, watch):
+            self.watch = watch
+
+        def fit(self):
+            for now in (100.0, 500.0, 701.0):
+                monkeypatch.setattr("elastix.bench.elastic_group.time.time", lambda now=now: now)
+                self.watch([])
+            raise AssertionError("it would go on")
+
+    monkeypatch.setattr(
+        "elastix.train.on_ray.trainer.ElasticTrainer.as_trial", lambda *given: Run(given[-1])
+    )
+    with pytest.raises(TrainError, match=r"not whole for 600 s \(0 steps so far, 0 of 2 workers"):
+        measure_elastix(
+            never_starts, {}, 2, SHORT, tmp_path, cpus=0.5, seed=0, progress=told.append
+        )
+
+
+def test_what_workers_print_is_limited_and_the_environment_is_as_before(monkeypatch):
+    """Ray reads it in each process that it starts."""
+    during = {}
+    monkeypatch.setattr(
+        "elastix.train.on_ray.find_ray.init_ray", lambda *_, **__: during.update(os.environ)
+    )
+    monkeypatch.setenv("RAY_ROTATION_BACKUP_COUNT", "3")
+    before = dict(os.environ)
+    with own_ray(1.0):
+        assert 0 < int(during["RAY_ROTATION_MAX_BYTES"]) <= 1 << 24
+        assert during["RAY_ROTATION_BACKUP_COUNT"] == "3"  # somebody's own
+    assert dict(os.environ) == before
 
 
 def test_workers_have_the_priority_that_ddp_has(monkeypatch):

@@ -104,6 +104,24 @@ def test_a_group_of_one_is_over_when_its_rate_is_known():
     assert seen.goodput is None
 
 
+def test_it_is_known_for_how_long_the_group_is_not_whole():
+    """From the beginning on, or since a worker was lost; until it is, or all is measured."""
+    seen = Observation(2, TIMING, random.Random(0))
+    for t in (100.0, 700.5):
+        assert seen.decide(t) is Turn.WAIT
+    assert seen.lacking_s == 600.5
+    seen.add(formed(701.0, 1, (0,)))
+    seen.decide(702.0)
+    assert seen.lacking_s == 602.0
+    seen.add(formed(703.0, 2, (0, 1)))
+    seen.decide(704.0)
+    assert seen.lacking_s == 0.0
+    seen.add(formed(705.0, 3, (0,)))
+    for t in (706.0, 709.0):
+        seen.decide(t)
+    assert seen.lacking_s == 3.0
+
+
 def test_nobody_is_killed_before_the_rate_is_known():
     seen, _ = watched(until=11.0)
     assert seen.decide(11.0) is Turn.WAIT
