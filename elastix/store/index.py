@@ -166,8 +166,11 @@ def _connect_read_only(path: Path) -> sqlite3.Connection:
         sql.close()
         if getattr(error, "sqlite_errorname", "").startswith("SQLITE_BUSY"):
             raise  # who goes on without the log sees nothing of what is in it, now or later
-        # Even to read, SQLite needs a file beside the index; a read-only disk has no place for
-        # it, and no writer either.
+        # Even to read, SQLite needs a file beside the index; a read-only or full disk has no place
+        # for it. Without it nothing is seen of the log.
+        log = path.with_name(f"{path.name}-wal")
+        if log.exists() and log.stat().st_size:
+            raise Unread(f"{log} cannot be read") from error
         return _connect(f"{where}&immutable=1")
     except BaseException:
         sql.close()
@@ -196,6 +199,10 @@ class Unfilled(sqlite3.DatabaseError):
     """Nothing is in it: whoever makes it has just begun, or was killed then."""
 
 
+class Unread(sqlite3.DatabaseError):
+    """A part of it is in its log, which a killed writer has left and which cannot be read here."""
+
+
 class Index:
     """The rows, and what changes them. Not thread safe."""
 
@@ -209,7 +216,7 @@ class Index:
 
         Raises:
             sqlite3.DatabaseError: it is no index, or one of another schema.
-            Unfilled: it is no index yet.
+            Unfilled: it is no index yet. Unread: `read_only`, and its log cannot be read.
             TooNew: a later elastix made it.
         """
         fresh = path is None or not path.exists()

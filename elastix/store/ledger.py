@@ -24,7 +24,7 @@ from elastix.errors import ConfigError, Conflict, Corrupt, Full, NotFound, ReadO
 from elastix.state import Ref
 from elastix.store import gc, lineage, pack_replay, verify
 from elastix.store.gc import Collected
-from elastix.store.index import NONSENSE, Index, Missing, Row, Status, Unfilled, damaged
+from elastix.store.index import NONSENSE, Index, Missing, Row, Status, Unfilled, Unread, damaged
 from elastix.store.nearest import NearestModel
 from elastix.store.neighbourhood import Neighbourhood
 from elastix.store.owner import Owner, crowded, held_elsewhere, refuse_links
@@ -196,7 +196,7 @@ class Ledger:
             if there:
                 try:
                     self.index = Index(path, read_only=True, copied=packs.folder is None)
-                except Unfilled:
+                except (Unfilled, Unread):
                     there = False
                 except (sqlite3.DatabaseError, *NONSENSE) as error:
                     if not _is_damage(error, path):

@@ -3,6 +3,7 @@
 import contextlib
 import os
 import shutil
+import sqlite3
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -168,3 +169,45 @@ def test_read_only_without_an_index(tmp_path: Path) -> None:
     with Store(tmp_path / "store", read_only=True) as store:
         assert same(store.get(ref), small(1))
     assert not list((tmp_path / "store").glob("index.sqlite*"))
+
+
+@pytest.mark.parametrize("how", ["read-only", "full"])
+def test_what_a_killed_writer_has_left_in_the_log_of_the_index_is_read(
+    disk: Path, how: str
+) -> None:
+    """It was about to carry the log over into the index: one page of two is there."""
+    killed = disk / "killed"
+    with Store(disk / "store") as store:
+        first, second, gone = (store.put(small(n)) for n in range(3))
+        store.tag("moves", first)
+        store.tag("goes", first)
+    with Store(disk / "store") as store:
+        last = store.put(small(3))
+        store.tag("moves", second)
+        store.untag("goes")
+        store.retire(gone)
+        store.gc()
+        shutil.copytree(disk / "store", killed)  # as a process that is killed leaves it
+        known, tags = [entry.ref for entry in store.log()], store.tags()
+    assert (killed / "index.sqlite-wal").stat().st_size > 0
+    carried_over = shutil.copytree(killed, disk / "carried over") / "index.sqlite"
+    with contextlib.closing(sqlite3.connect(carried_over)) as sql:
+        sql.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    whole = carried_over.read_bytes()
+    with (killed / "index.sqlite").open("r+b") as index:
+        for at in range(4096, len(whole), 2 * 4096):
+            index.seek(at)
+            index.write(whole[at : at + 4096])
+    (killed / "index.sqlite-shm").unlink()
+    if how == "full":
+        take_the_rest(disk)
+    else:
+        subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
+    try:
+        with Store(killed, read_only=True) as store:
+            assert [entry.ref for entry in store.log()] == known
+            assert store.tags() == tags == {"moves": second}
+            assert same(store.get(last), small(3))
+            assert store.verify() == []
+    finally:
+        subprocess.run(["mount", "-o", "remount,rw", str(disk)], check=True)
