@@ -206,7 +206,7 @@ def _owned(names: Sequence[str], store: str) -> Iterator[None]:
                 (path.with_name(DRIVER_LOCK), f"run {name!r} of this store is at work"),
                 (lock_of(path), f"the journal {path} is written"),
             ):
-                held.enter_context(Lock(lock, what, refusal=refusal))
+                held.enter_context(Lock(lock, what, refusal=refusal, makes_room=True))
         yield
 
 
@@ -276,7 +276,7 @@ def _remove(name: str, store: str) -> dict[str, Any]:
         kept = [ref[:12] for ref in sorted(refs) if not _retired(opened, ref)]
     folder = Path(store) / "runs"
     for run in runs:
-        with notes.alone(folder / run):
+        with notes.alone(folder / run, makes_room=True):
             # At once, so that whoever waits for its locks begins in a folder of its own.
             (folder / run).rename(folder / f"{_REMOVED}{secrets.token_hex(8)}")
     for left in folder.glob(f"{_REMOVED}*"):  # of a removal that was killed as well

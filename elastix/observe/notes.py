@@ -76,8 +76,8 @@ def change(
     return notes
 
 
-def alone(directory: Path) -> Lock:
-    """Held while the notes of this run, or its folder, are changed.
+def alone(directory: Path, *, makes_room: bool = False) -> Lock:
+    """Held while the notes of this run, or its folder, are changed; or that is removed.
 
     Raises:
         Conflict: see `change`.
@@ -87,6 +87,7 @@ def alone(directory: Path) -> Lock:
         f"notes in {directory.parent} are being changed",
         patience_s=_PATIENCE_S,
         refusal="Nothing was changed. Try again when it has ended.",
+        makes_room=makes_room,
     )
 
 

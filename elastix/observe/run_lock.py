@@ -59,6 +59,7 @@ class Lock:
         stays: see Holder.
         patience_s: how long another holder is waited for.
         refusal: what was not done, if somebody else holds it, and what to do.
+        makes_room: it is held to remove something: on a full disk without saying who holds it.
 
     Raises:
         Conflict: somebody else holds it; names them.
@@ -75,6 +76,7 @@ class Lock:
         stays: bool = False,
         patience_s: float = 0.0,
         refusal: str = _NOT_STARTED,
+        makes_room: bool = False,
     ) -> None:
         me = Holder(host=socket.gethostname(), pid=os.getpid(), since=time.time(), stays=stays)
         deadline = time.monotonic() + patience_s
@@ -85,8 +87,12 @@ class Lock:
                     raise Conflict(f"{what} by {who}. {refusal}")
                 time.sleep(_AGAIN_S)
             os.ftruncate(self._file, 0)
-            os.pwrite(self._file, json.dumps(asdict(me)).encode(), 0)
-            os.fsync(self._file)
+            try:
+                os.pwrite(self._file, json.dumps(asdict(me)).encode(), 0)
+                os.fsync(self._file)
+            except OSError as error:
+                if not (makes_room and Full.tells(error)):
+                    raise
         except OSError as error:
             self._forget()
             kind = Full if Full.tells(error) else StoreError

@@ -9,8 +9,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from elastix.cli import app
 from elastix.errors import Full, ReadOnly, StoreError
+from elastix.events import RunEnded, RunStarted
+from elastix.observe.journal import Journal
 from elastix.search.results import Results
 from elastix.search.trial import Suggestion, Trial
 from elastix.search.trial_database import TrialDatabase, TrialRow
@@ -211,3 +215,23 @@ def test_what_a_killed_writer_has_left_in_the_log_of_the_index_is_read(
             assert store.verify() == []
     finally:
         subprocess.run(["mount", "-o", "remount,rw", str(disk)], check=True)
+
+
+@pytest.mark.parametrize("locks", ["there", "gone"])
+def test_a_run_is_removed_from_a_disk_that_is_full_to_the_last_byte(disk: Path, locks: str) -> None:
+    folder = disk / "runs" / "r"
+    facts = {"name": "r", "seed": 0, "config": {}, "scaling": {}, "versions": {}}
+    with Journal(folder / "journal.jsonl") as journal:
+        for event in (RunStarted(**facts), RunEnded(outcome="finished", step=1)):
+            journal.append(event)
+    if locks == "gone":  # as in a copy of the folder
+        (folder / "journal.lock").unlink()
+    with Store(disk) as store:
+        store.tag("r/step-1", store.put(small(1)))
+        store.tag("other", store.put(small(2)))
+    take_the_rest(disk)
+    done = CliRunner().invoke(app, ["runs", "rm", "r", "--store", str(disk), "--yes"])
+    assert done.exit_code == 0, done.output
+    assert [entry.name for entry in (disk / "runs").iterdir()] == [".notes.lock"]
+    with Store(disk, read_only=True) as store:
+        assert store.tags().keys() == {"other"}
