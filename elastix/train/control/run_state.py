@@ -49,6 +49,7 @@ class RunState:
         stored: the step of the newest State that is in the store, was not taken for its score
             alone, and is not the final one.
         compared: steps of States in the store that all of the group were seen to hold then.
+        final: the train function has come to its end: the State is stored for good.
         parted: workers were found to hold different States, and all are to go back for it.
         stopping: why the run was asked to end; empty if it was not.
         crews: by worker that is several processes, the node and the number of each; of those that
@@ -74,6 +75,7 @@ class RunState:
     processors: frozenset[str] = frozenset()
     stored: int = 0
     compared: set[int] = field(default_factory=set)
+    final: bool = False
     parted: ReplicasDiverged | None = None
     stopping: str = ""
     crews: dict[int, set[tuple[str, int]]] = field(default_factory=dict)
@@ -91,13 +93,14 @@ class RunState:
                 self.founding.clear()
                 self.losses_in_a_row = 0
                 self.gone.clear()
+                self.final = False
             case Resumed():
                 self._give_up_from(event.step + 1)
                 self.step, self.sequence = event.step, event.sequence - 1
                 self.stored = event.step if event.ref else min(self.stored, event.step)
                 self.compared = {step for step in self.compared if step < event.step}
                 self.compared |= {event.step} if event.ref else set()  # all have begun from it
-                self.parted = None
+                self.parted, self.final = None, False
             case ResumedFromShadow():
                 if event.steps_lost:  # what it will send again is known, or void
                     self.sequence = event.sequence - 1
@@ -132,6 +135,7 @@ class RunState:
                 self.compared |= {event.step} if event.compared else set()
                 if event.reason not in ("best", "final"):
                     self.stored = event.step
+                self.final = self.final or event.reason in ("final", "paused")
             case StateDropped():
                 self.compared.discard(event.step)
             case ReplicasDiverged() if event.cure == "went back":
@@ -191,8 +195,11 @@ class RunState:
         return ProcessorsDiffer(kinds={kind: tuple(who) for kind, who in kinds.items()})
 
     def unaccounted(self, present: Collection[int]) -> set[int]:
-        """Workers that were members last, are not present, and whose end nobody has told."""
-        return self.members - set(present)
+        """Workers that were members last, are not present, and whose end nobody has told.
+
+        None when the train function has come to its end: they were through with it.
+        """
+        return set() if self.final else self.members - set(present)
 
     def of_use(self, found: Sequence[Found]) -> list[Found]:
         """Of the workers that are at work, those with whom another conductor goes on.

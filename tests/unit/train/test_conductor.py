@@ -16,6 +16,7 @@ from elastix.events import (
     Resumed,
     RunStarted,
     StateNotStored,
+    StateStored,
     StepCommitted,
     StopAsked,
     WorkerLeft,
@@ -922,6 +923,23 @@ def test_who_is_in_the_group_is_written_down_before_anybody_is_told():
     written = [isinstance(getattr(one, "event", None), GenerationFormed) for one in actions]
     told = [isinstance(one, Tell) for one in actions]
     assert written.index(True) < told.index(True)
+
+
+@pytest.mark.parametrize(("reason", "unseen"), [("final", []), ("periodic", [(2, "died unseen")])])
+def test_who_was_through_with_its_work_is_not_lost_to_another_conductor(reason, unseen):
+    """Its process was ended, and the journal has no word of that."""
+    world = World(3)
+    world.play(20)
+
+    def over(w):
+        stored = StateStored(step=w.step, ref="r", reason=reason, stored_bytes=1, store_s=0.1)
+        w._do([Write(stored)])
+        del w.alive[2]
+        w.take_over()
+
+    world.at(20.5, over)
+    world.play(20.6)
+    assert lost(world) == unseen
 
 
 def test_another_conductor_finds_one_dead_and_ends_joiners():
