@@ -74,7 +74,8 @@ OWN_RAY := $(addprefix examples/,search.py survive_a_kill.py transformer_rungs.p
 examples: $(EXAMPLES) examples/notebook.ipynb
 $(EXAMPLES): $(READY)
 	@echo "== $@"
-	@$(if $(filter $@,$(OWN_RAY)),env --unset=RAY_ADDRESS) $(BIN)/python $@
+	@folder=$$(mktemp -d) && trap 'rm -rf "$$folder"' EXIT \
+		&& env $(if $(filter $@,$(OWN_RAY)),--unset=RAY_ADDRESS) TMPDIR=$$folder $(BIN)/python $@
 examples/notebook.ipynb: $(READY)
 	mkdir -p build
 	env --unset=RAY_ADDRESS $(BIN)/jupyter-execute --output $(abspath build)/notebook.ipynb $@

@@ -1,8 +1,20 @@
 """What exact runs are compared by: the bytes of the last State, and which samples steps had."""
 
+import atexit
+import shutil
+import tempfile
+from pathlib import Path
+
 from elastix.events import Resumed, StateStored, StepCommitted
 from elastix.state import raw_bytes
 from elastix.store import Store
+
+
+def kept():
+    """A folder for a run that several tests look at, as long as this process lives."""
+    folder = tempfile.mkdtemp(prefix="elastix-quiet-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return Path(folder)
 
 
 def final(run):

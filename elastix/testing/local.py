@@ -5,9 +5,11 @@ signals. It starts a worker in some 50 ms where Ray takes seconds; the conductor
 recovery, reducer and loader are the very same code.
 """
 
+import atexit
 import multiprocessing
 import os
 import pickle
+import shutil
 import tempfile
 import time
 from collections.abc import Callable, Mapping
@@ -111,7 +113,8 @@ def run_local(
         train: must be picklable by reference (a function of a module).
         workers: founders.
         config: for `ctx.config`.
-        directory: of the run; a temporary one by default. One that holds a run continues it.
+        directory: of the run; by default a temporary one, which goes when this process ends. One
+            that holds a run continues it.
         min_workers: below it survivors pause at the end of the step.
         replace: start a new worker for each lost one, and each that left.
         spares: further workers that are started at once.
@@ -141,7 +144,7 @@ def run_local(
         TrainError: any other exception in a worker, with its traceback; or the timeout.
     """
     _refuse_within_import()
-    directory = directory or Path(tempfile.mkdtemp(prefix="elastix-local-"))
+    directory = directory or _temporary()
     failure = FailureConfig(
         hang_timeout_s=LONGEST_S if hang_timeout_s is None else hang_timeout_s,
         evict_slower_than=evict_slower_than,
@@ -203,6 +206,18 @@ def run_local(
     finally:
         controller.close()
     return controller.run
+
+
+def _temporary() -> Path:
+    """A folder that goes with this process. Not with a fork of it that ends before."""
+    folder = tempfile.mkdtemp(prefix="elastix-local-")
+    atexit.register(_remove, folder, os.getpid())
+    return Path(folder)
+
+
+def _remove(folder: str, process: int) -> None:
+    if os.getpid() == process:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _refuse_within_import() -> None:

@@ -6,7 +6,6 @@ anew, over code that has been run before.
 
 import functools
 import logging
-import tempfile
 from pathlib import Path
 
 import pytest
@@ -20,7 +19,7 @@ from elastix.events import Resumed
 from elastix.testing.chaos import Kill, with_kills
 from elastix.testing.local import run_local
 from tests import crew_runs
-from tests.run_bytes import final
+from tests.run_bytes import final, kept
 from tests.trainables import samples
 
 STEPS = 6  # of an epoch
@@ -92,11 +91,6 @@ def same(one, other):
     (digest, tensors), (other_digest, others) = final(one), final(other)
     assert not [name for name in tensors if not torch.equal(others[name], tensors[name])]
     assert digest == other_digest
-
-
-def kept():
-    """A folder for a run that several tests look at."""
-    return Path(tempfile.mkdtemp(prefix="elastix-quiet-"))
 
 
 @functools.cache

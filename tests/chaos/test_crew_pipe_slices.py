@@ -4,8 +4,6 @@ A slice is a schedule. What holds on other meshes is in test_crew_slices.
 """
 
 import functools
-import tempfile
-from pathlib import Path
 
 import pytest
 import torch
@@ -21,7 +19,7 @@ from tests import pipe_runs
 from tests.crew_evaluations import means, validation
 from tests.crew_runs import build, checked, configure, data, kill
 from tests.pipe_runs import MICRO
-from tests.run_bytes import final, steps_of
+from tests.run_bytes import final, kept, steps_of
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -164,7 +162,7 @@ def found_by(run):
 @functools.cache
 def quiet(mesh, epochs=EPOCHS):
     """What one worker leaves that nothing befalls."""
-    directory = Path(tempfile.mkdtemp(prefix="elastix-quiet-"))
+    directory = kept()
     return found_by(exact(directory, 1, mesh, epochs=epochs))
 
 

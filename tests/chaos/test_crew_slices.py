@@ -9,7 +9,6 @@ import json
 import os
 import random
 import signal
-import tempfile
 import time
 from pathlib import Path
 
@@ -27,7 +26,7 @@ from elastix.testing.local import run_local
 from elastix.train.replica.sliced_step import Slices
 from tests.crew_runs import adamw, build, checked, configure, data, kill, parallelize, train
 from tests.exact_programs import Jittered
-from tests.run_bytes import final, steps_of
+from tests.run_bytes import final, kept, steps_of
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -135,7 +134,7 @@ def exact(tmp_path, workers, mesh, kills=(), epochs=EPOCHS, function=evenly, wit
 @functools.cache
 def quiet(mesh, epochs=EPOCHS, function=evenly):
     """What one worker leaves that nothing befalls, and its steps' samples."""
-    directory = Path(tempfile.mkdtemp(prefix="elastix-quiet-"))
+    directory = kept()
     run = exact(directory, 1, mesh, epochs=epochs, function=function)
     return final(run), steps_of(run.events)
 

@@ -2,9 +2,7 @@
 
 import functools
 import random
-import tempfile
 from dataclasses import dataclass
-from pathlib import Path
 from signal import SIGKILL, SIGTERM
 
 import pytest
@@ -26,7 +24,7 @@ from elastix.train.replica import member
 from tests.exact_programs import train
 from tests.laws import assert_exactly_once, committed
 from tests.laws import joins as entries
-from tests.run_bytes import final, steps_of
+from tests.run_bytes import final, kept, steps_of
 
 EPOCHS = 3
 PROGRAMS = {
@@ -40,7 +38,7 @@ PROGRAMS = {
 @functools.cache
 def quiet(program):
     """What the undisturbed run of one process leaves, and its steps' samples."""
-    directory = Path(tempfile.mkdtemp(prefix="elastix-quiet-"))
+    directory = kept()
     result = run_local(train, 1, config=PROGRAMS[program], directory=directory, exact=True)
     return final(result), steps_of(result.events)
 

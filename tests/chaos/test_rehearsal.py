@@ -1,8 +1,6 @@
 """Rehearsal on real processes: no loss, no joiner and no restart changes what is rehearsed."""
 
 import functools
-import tempfile
-from pathlib import Path
 
 import pytest
 import torch
@@ -17,6 +15,7 @@ from elastix.testing.chaos import Kill, with_kills
 from elastix.testing.local import run_local
 from tests.continual import LENGTH, TASKS, train
 from tests.laws import assert_exactly_once, assert_replicas_identical, committed, joins
+from tests.run_bytes import kept
 
 EPOCHS, STEPS = 2, TASKS * 2 * LENGTH // 12
 
@@ -47,7 +46,7 @@ def final(result):
 @functools.cache
 def quiet(keep, slices=None):
     """One process, undisturbed."""
-    directory = Path(tempfile.mkdtemp(prefix="elastix-quiet-"))
+    directory = kept()
     return final(run(directory, 1, config={"keep": keep, "slices": slices}, exact=bool(slices)))
 
 

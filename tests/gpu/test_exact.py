@@ -3,8 +3,6 @@
 import functools
 import subprocess
 import sys
-import tempfile
-from pathlib import Path
 
 import pytest
 import torch
@@ -15,7 +13,7 @@ from elastix.testing.local_worker import Gpus
 from tests.chaos.test_exact import EPOCHS, PROGRAMS
 from tests.exact_programs import train
 from tests.laws import assert_exactly_once
-from tests.run_bytes import final, steps_of
+from tests.run_bytes import final, kept, steps_of
 
 BACKENDS = ["gloo", "nccl"]
 
@@ -27,7 +25,7 @@ def run(train, workers, program, directory, backend="gloo"):
 
 @functools.cache
 def quiet(program):
-    result = run(train, 1, program, Path(tempfile.mkdtemp(prefix="elastix-quiet-")))
+    result = run(train, 1, program, kept())
     return final(result), steps_of(result.events)
 
 
