@@ -22,7 +22,7 @@ import numpy as np
 from ConfigSpace import ConfigurationSpace, Constant, GreaterThanCondition, Integer
 from ConfigSpace.conditions import ConditionLike
 from ConfigSpace.forbidden import ForbiddenLike
-from ConfigSpace.hyperparameters import Hyperparameter
+from ConfigSpace.hyperparameters import Hyperparameter, IntegerHyperparameter
 from numpy.random import RandomState
 
 from elastix.arguments import checked, is_whole, of_kind
@@ -36,6 +36,7 @@ Clause = Parameter | ConditionLike | ForbiddenLike
 
 _CLAUSES = (Hyperparameter, *get_args(ConditionLike), *get_args(ForbiddenLike))
 _ROUNDS = 8
+_EXACT = 1 << 53  # whole numbers up to it are floating-point numbers
 _PATIENCE = 50  # a space with a valid configuration has more, however rare they are
 
 
@@ -46,6 +47,7 @@ def _gathered(parts: ConfigurationSpace | Iterable[Clause], what: str) -> Config
         ConfigError: something else is among them, or they contradict each other.
     """
     if isinstance(parts, ConfigurationSpace):
+        _check_exact(parts, what)
         return parts
     kinds = "hyperparameters, conditions and forbidden clauses"
     what = f"{what} must be a ConfigurationSpace, or a list of {kinds}"
@@ -64,7 +66,27 @@ def _gathered(parts: ConfigurationSpace | Iterable[Clause], what: str) -> Config
         space.add([part for part in given if not isinstance(part, Hyperparameter)])
     except (ValueError, KeyError) as error:  # ConfigSpace's own errors are of these
         raise ConfigError(f"{what} that fit: {error}. Nothing was made.") from error
+    _check_exact(space, what)
     return space
+
+
+def _check_exact(space: ConfigurationSpace, what: str) -> None:
+    """ConfigSpace and searchers compute with floating point, also where a value is whole.
+
+    Raises:
+        ConfigError: some whole numbers of a range would be rounded to others.
+    """
+    for part in space.values():
+        if not isinstance(part, IntegerHyperparameter):
+            continue
+        low, high = int(part.lower), int(part.upper)
+        if max(-low, high, high - low) > _EXACT:
+            raise ConfigError(
+                f"{what.partition(' must be')[0]}: {part.name!r} is a whole number from {low} to "
+                f"{high}, and beyond {_EXACT} (2**53), or in a range that is larger, searchers "
+                "would round it. Nothing was made. Take a smaller range and add an offset in the "
+                "train function, or an exponent, or a Categorical."
+            )
 
 
 @checked

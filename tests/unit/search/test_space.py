@@ -383,3 +383,22 @@ def test_a_rule_that_raises_is_named_with_what_it_was_asked(ask):
     space = Space([Integer("x", (0, 9999))], valid=small_half)
     with pytest.raises(ConfigError, match=r"small_half raised ZeroDivisionError.*'x': 0}"):
         ask(space, {"x": 0})
+
+
+@pytest.mark.parametrize(
+    "bounds", [(0, 2**53 + 2), (-(2**53) - 2, 0), (-(2**52), 2**52 + 1), (0, 2**62)]
+)
+@pytest.mark.parametrize("make", [lambda part: [part], lambda part: ConfigurationSpace([part])])
+def test_whole_numbers_that_would_be_rounded_are_refused(bounds, make):
+    """ConfigSpace takes 2**53 + 1 for 2**53 + 2."""
+    with pytest.raises(ConfigError, match=rf"'n' is a whole number from {bounds[0]} to"):
+        Space([Blocks("layers", make(Integer("n", bounds)))])
+    with pytest.raises(ConfigError, match=r"2\*\*53"):
+        Space(make(Integer("n", bounds)))
+
+
+def test_the_largest_whole_numbers_that_are_exact_can_be_searched():
+    for bounds in ((0, 2**53), (-(2**53), -1), (-(2**52), 2**52)):
+        space = Space([Integer("n", bounds)])
+        for value in (bounds[0], bounds[0] + 1, bounds[1] - 1, bounds[1]):
+            assert space.check({"n": value}) == {"n": value}
