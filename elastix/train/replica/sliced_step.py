@@ -254,6 +254,22 @@ class Step:
         self._computed: set[int] = set()
         self._more: list[int] = []
 
+    def __bool__(self) -> bool:
+        return True
+
+    def __len__(self) -> int:
+        """None is known; asking for one is mostly about to divide by it.
+
+        Raises:
+            TypeError: always: what asks in passing (list, a progress bar) goes on without.
+        """
+        raise TypeError(
+            "a step has no len(): how many of its slices this worker computes is known when it is "
+            "over, as those of a lost worker are computed by others. For a mean nothing is to be "
+            "divided: gradients are averaged over the whole batch as they are. The samples of a "
+            "slice are counted by the length of its tensors."
+        )
+
     def __iter__(self) -> Iterator[Any]:
         if self.begun or self._work.step is not self:
             raise ConfigError(

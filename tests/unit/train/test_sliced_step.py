@@ -2,6 +2,7 @@
 
 import contextlib
 import itertools
+import operator
 
 import pytest
 import torch
@@ -405,3 +406,22 @@ def test_a_loader_of_such_slices_is_refused(tmp_path, options, says):
 def test_another_loader_in_the_same_step_is_refused(tmp_path):
     with pytest.raises(ConfigError, match="same step as another"):
         run(tmp_path, two_loaders)
+
+
+def test_a_step_says_why_it_has_no_length(tmp_path):
+    """And goes as it is where somebody asks in passing, as list() and progress bars do."""
+
+    def asks(ctx):
+        model, optimizer, loader = prepared(ctx)
+        for epoch in loader.epochs(1):
+            for step in epoch:
+                with pytest.raises(TypeError, match="nothing is to be divided"):
+                    len(step)
+                assert operator.length_hint(step, 7) == 7
+                assert step
+                for x, y in step:
+                    F.cross_entropy(model(x), y).backward()
+                optimizer.step()
+                optimizer.zero_grad()
+
+    run(tmp_path, asks)
