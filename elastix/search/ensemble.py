@@ -33,7 +33,6 @@ Batch = tuple[torch.Tensor, torch.Tensor]
 
 _BATCH = 1024
 _PICKS = 50
-_LEAST = 1e-12  # of a probability whose logarithm is taken
 _TEMPERATURES = torch.exp(torch.linspace(-1.6, 1.6, 161, dtype=torch.float64))  # 0.2 to 5, with 1
 
 
@@ -100,33 +99,32 @@ class Ensemble(nn.Module):
         members = facts["members"]
         made = cls([build(m["config"]) for m in members], [m["weight"] for m in members])
         try:
-            made.load_state_dict(state.model)
-        except RuntimeError as error:
-            raise StateError(
-                f"build(config) gives other models than ensemble {ref!r} has: {error}"
-            ) from error
+            state.load_into(made)
+        except StateError as error:
+            raise StateError(f"ensemble {ref!r}: {error}") from error
         made.ref = store.manifest(ref).ref
-        return made.eval()
+        return made
 
 
 def select(truth: torch.Tensor, size: int) -> list[int]:
     """How often each model is taken into the mean. Pure.
 
     Args:
-        truth: probability that each model gives to the true class of each sample,
-            (models, samples).
+        truth: logarithm of the probability that each model gives to the true class of each
+            sample, (models, samples). Of a very certain model the probability itself may be 0.
         size: how many different models at most.
     """
     counts = [0] * len(truth)
-    total = torch.zeros(truth.shape[1], dtype=torch.float64)
+    truth = truth.double()
+    total = torch.full((truth.shape[1],), -math.inf, dtype=torch.float64)
     best, best_counts = math.inf, counts
     for pick in range(1, _PICKS + 1):
-        losses = -((total + truth.double()) / pick).clamp_min(_LEAST).log().mean(dim=1)
+        losses = math.log(pick) - torch.logaddexp(total, truth).mean(dim=1)
         if sum(count > 0 for count in counts) >= size:
             losses[[count == 0 for count in counts]] = math.inf
         chosen = int(losses.argmin())
         counts = [count + (number == chosen) for number, count in enumerate(counts)]
-        total = total + truth[chosen]
+        total = torch.logaddexp(total, truth[chosen])
         if float(losses[chosen]) < best:
             best, best_counts = float(losses[chosen]), counts
     return best_counts
@@ -173,13 +171,12 @@ def assemble(
             "put together. A model is left by a train function that calls ctx.prepare."
         )
     said = torch.stack([log_probabilities for _, _, log_probabilities in models])
-    truth = said[:, torch.arange(len(targets)), targets].exp()
-    counts = select(truth, size)
+    counts = select(said[:, torch.arange(len(targets)), targets], size)
     chosen = [place for place, count in enumerate(counts) if count]
     weights = [counts[place] for place in chosen]
     made = Ensemble([models[place][1] for place in chosen], weights).eval()
-    mean = (said[chosen].double().exp() * made.weights.double()[:, None, None]).sum(dim=0)
-    temperature = calibrate(mean.clamp_min(_LEAST).log(), targets)
+    weighted = said[chosen].double() + made.weights.double().log()[:, None, None]
+    temperature = calibrate(torch.logsumexp(weighted, dim=0), targets)
     made.temperature.fill_(temperature)
     members = [
         {"trial": t.number, "ref": t.ref, "weight": float(w), "config": dict(t.config)}

@@ -11,7 +11,7 @@ from elastix.errors import ConfigError, NotFound, StateError
 from elastix.search.ensemble import Ensemble, calibrate, select
 from elastix.search.results import Results
 from elastix.search.trial import Objectives, Suggestion, Trial, TrialState
-from elastix.state import State
+from elastix.state import State, capture
 from elastix.store import Store
 
 CLASSES = 3
@@ -108,7 +108,7 @@ def test_it_is_kept_as_one_model_with_its_members_as_parents(campaign):
         assert len(new) == 2  # the weights and the temperature
         with pytest.raises(StateError, match="no ensemble"):
             Ensemble.load(store, campaign[0].ref, build)
-        with pytest.raises(StateError, match="other models"):
+        with pytest.raises(StateError, match="another model than was stored"):
             Ensemble.load(store, "nas/ensemble", lambda config: nn.Linear(9, 2))
 
 
@@ -126,10 +126,70 @@ def test_the_selection_never_ends_above_the_best():
         rng = torch.Generator().manual_seed(seed)
         truth = torch.rand(8, 20, generator=rng) ** 3
         size = 1 + seed % 4
-        counts = select(truth, size)
+        counts = select(truth.log(), size)
         mean = (torch.tensor(counts)[:, None] * truth.double()).sum(dim=0) / sum(counts)
         assert 1 <= sum(count > 0 for count in counts) <= size
         assert -mean.log().mean() <= (-truth.double().log().mean(dim=1)).min() + 1e-9
+
+
+class Table(nn.Module):
+    """Logits of each sample, by its number."""
+
+    def __init__(self, logits=None):
+        super().__init__()
+        self.logits = nn.Parameter(torch.zeros(100, 2) if logits is None else logits)
+
+    def forward(self, x):
+        return self.logits[x]
+
+
+def test_what_a_very_certain_model_has_wrong_counts_in_full(tmp_path):
+    """Its probability of the true class is 0 in float32, and the logarithm of that is not."""
+    certain = torch.tensor([[500.0, -500.0]]).repeat(100, 1)
+    certain[0] = torch.tensor([-500.0, 500.0])
+    careful = torch.tensor([[1.0, 0.0]]).repeat(100, 1)
+    x, y = torch.arange(100), torch.zeros(100, dtype=torch.long)
+    trials = []
+    with Store(tmp_path) as store:
+        for number, logits in enumerate([certain, careful]):
+            ref = store.put(State(Table(logits).state_dict(), {"trial": number}))
+            trials.append(
+                Trial(number, Suggestion({"n": number}), TrialState.FINISHED, (0.0,), ref=ref)
+            )
+    made = results(tmp_path, trials).ensemble(1, build=lambda config: Table(), validation=(x, y))
+    assert nll(made, x, y) <= min(nll(Table(each), x, y) for each in (certain, careful))
+    assert torch.equal(made.members[0].logits, careful)
+
+
+class Counting(nn.Linear):
+    """Keeps something besides tensors, as quantised layers do."""
+
+    seen = 0
+
+    def get_extra_state(self):
+        return {"seen": self.seen, "scale": torch.ones(2)}
+
+    def set_extra_state(self, state):
+        self.seen = state["seen"]
+
+
+def test_an_ensemble_of_models_that_keep_more_than_tensors_is_got_back(tmp_path):
+    model = Counting(4, CLASSES)
+    model.seen = 7
+    with Store(tmp_path) as store:
+        ref = store.put(capture({"": model}, {}))
+    trial = Trial(0, Suggestion({"inputs": 4}), TrialState.FINISHED, (0.0,), ref=ref)
+    x, y, _ = samples()
+
+    def counting(config):
+        return Counting(config["inputs"], CLASSES)
+
+    made = results(tmp_path, [trial]).ensemble(1, build=counting, validation=(x, y))
+    with Store(tmp_path) as store:
+        again = Ensemble.load(store, "nas/ensemble", counting)
+    assert again.members[0].seen == 7
+    assert torch.equal(again(x), made(x))
+    assert not again.training
 
 
 def test_the_temperature_undoes_too_much_certainty():
