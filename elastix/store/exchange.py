@@ -34,6 +34,7 @@ else:
     pa, pq, torch = map(later, ("pyarrow", "pyarrow.parquet", "torch"))
 
 _FORMAT = 1
+_HEADER = "__metadata__"  # under which name a safetensors file has it beside the tensors
 
 
 def export(state: State, path: Path) -> None:
@@ -42,10 +43,16 @@ def export(state: State, path: Path) -> None:
     Tied tensors are written once. Metadata, parents and digests stand in the file's header.
 
     Raises:
-        StoreError: it cannot be written (Full: no room), or safetensors has no such dtype; then
-            whatever was under `path` is still there.
+        StoreError: it cannot be written (Full: no room), or safetensors has no such dtype or name;
+            then whatever was under `path` is still there.
     """
     from safetensors.torch import save_file  # imports torch
+
+    if _HEADER in state.tensors:  # it would be written, and the file read by nobody
+        raise StoreError(
+            f"safetensors cannot hold this State: {_HEADER!r} is the name of its header, and of a "
+            "tensor. Nothing was written."
+        )
 
     manifest = state.manifest()
     first: dict[tuple[Any, ...], str] = {}

@@ -11,7 +11,7 @@ import safetensors.torch
 import torch
 from safetensors.torch import save_file
 
-from elastix.errors import Corrupt, Full, NotFound, ReadOnly
+from elastix.errors import Corrupt, Full, NotFound, ReadOnly, StoreError
 from elastix.state import Ref, State, raw_bytes
 from elastix.store import exchange
 from elastix.store.exchange import export, read
@@ -62,6 +62,15 @@ def test_tied_tensors_stand_in_a_file_once(tmp_path):
     export(State({"a": big, "b": big.clone()}), tmp_path / "apart")
     assert (tmp_path / "apart").stat().st_size - (tmp_path / "tied").stat().st_size > 3500
     assert torch.equal(read(tmp_path / "tied").tensors["b"], big)
+
+
+def test_a_tensor_that_is_called_as_the_header_is_refused(tmp_path):
+    """Written it would stand there twice, and the file be read by nobody."""
+    before = State({"w": torch.ones(2)})
+    export(before, tmp_path / "file")
+    with pytest.raises(StoreError, match=r"'__metadata__'.* Nothing was written"):
+        export(State({"__metadata__": torch.ones(2), "w": torch.ones(2)}), tmp_path / "file")
+    assert read(tmp_path / "file").manifest().ref == before.manifest().ref
 
 
 def test_every_flipped_byte_of_a_tensor_is_noticed_and_the_tensor_named(tmp_path):
