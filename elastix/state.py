@@ -729,7 +729,11 @@ def _by_index(
         index |= {name: len(index) + place for place, name in enumerate(here)}
         owners |= zip(here, live["params"], strict=True)
         how = {key: live[key] for key in _HOW if key in live}
-        groups.append({**packed, **how, "params": [index[name] for name in here]})
+        place = {name: number for number, name in enumerate(packed["params"])}
+        lists = {
+            key: [packed[key][place[n]] for n in here] for key in BY_PARAMETER if key in packed
+        }
+        groups.append({**packed, **how, **lists, "params": [index[name] for name in here]})
     slots = {
         index.get(name, name): _copied(slot, owners[name]) if name in owners else slot
         for name, slot in state["state"].items()

@@ -351,6 +351,21 @@ def test_an_optimizer_is_restored_by_parameter_name_not_by_place():
     assert "@optimizer/state/first.weight/exp_avg" in state.tensors
 
 
+def test_names_in_a_group_stay_beside_their_parameters():
+    def made(order):
+        model = torch.nn.Linear(2, 3)
+        optimizer = torch.optim.AdamW(order(model.named_parameters()))
+        model(torch.ones(1, 2)).sum().backward()
+        optimizer.step()
+        return {"": model}, {"optimizer": optimizer}
+
+    modules, others = made(lambda named: list(named)[::-1])
+    restore(capture(*made(list)), modules, others)
+    (group,) = others["optimizer"].param_groups
+    assert group["param_names"] == ["bias", "weight"]
+    assert [p.dim() for p in group["params"]] == [1, 2]
+
+
 def test_restored_objects_share_no_memory_with_the_state():
     model = Net(0)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
