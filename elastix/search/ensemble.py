@@ -163,8 +163,13 @@ def assemble(
         model = _load(trial, store, build)
         if model is not None:
             said = _ask(model, batches, f"the model of trial {trial.number}")
-            if torch.isfinite(said).all():
-                models.append((trial, model, said))
+            # A class that a model rules out has -inf; what it has for the true ones must be finite.
+            if said.isnan().any() or not torch.isfinite(said.gather(1, targets[:, None])).all():
+                logger.warning(
+                    "ensemble trial=%s finite=false: its model is left out", trial.number
+                )
+                continue
+            models.append((trial, model, said))
     if not models:
         raise NotFound(
             f"no trial of {campaign!r} has left a model that can be asked, so there is nothing to "

@@ -200,6 +200,38 @@ def test_the_temperature_undoes_too_much_certainty():
     assert calibrate(F.log_softmax(logits, dim=1), targets) == pytest.approx(1, rel=0.15)
 
 
+class Masked(nn.Linear):
+    """Knows that the last class does not occur."""
+
+    def forward(self, x):
+        return super().forward(x).index_fill(1, torch.tensor([CLASSES - 1]), -torch.inf)
+
+
+def test_a_model_that_rules_a_class_out_is_as_good_as_others(tmp_path):
+    x, y, truth = samples()
+    x, y = x[y < CLASSES - 1], y[y < CLASSES - 1]
+    with Store(tmp_path) as store:
+        trials = [finished(store, number, truth.T * (2 + number)) for number in range(2)]
+    made = results(tmp_path, trials).ensemble(
+        2, build=lambda config: Masked(config["inputs"], CLASSES), validation=(x, y)
+    )
+    said = made(x)
+    assert not said.isnan().any()
+    assert (said[:, -1] == -torch.inf).all()
+    assert nll(made, x, y) < nll(nn.Sequential(nn.Linear(4, CLASSES)), x, y)
+
+
+def test_a_model_that_rules_a_true_class_out_is_left_out_and_it_is_said(campaign, caplog):
+    x, y, _ = samples()
+
+    def build_some(config):
+        return (Masked if config["number"] < 3 else nn.Linear)(config["inputs"], CLASSES)
+
+    made = campaign.ensemble(3, build=build_some, validation=(x, y))
+    assert not any(isinstance(member, Masked) for member in made.members)
+    assert [r.args for r in caplog.records if "finite=false" in r.message] == [(0,), (1,), (2,)]
+
+
 def test_a_model_that_is_gone_or_broken_is_left_out(campaign, tmp_path):
     x, y, _ = samples()
     with Store(tmp_path) as store:
