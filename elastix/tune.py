@@ -20,7 +20,7 @@ import logging
 import math
 import socket
 from base64 import b64decode, b64encode
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -126,6 +126,8 @@ class Search(TuneSearcher):
         self._asked = 0
         self._objectives: Objectives | None = None
         self._limited = False
+        if isinstance(self._space, Space):
+            self._check_key((*self._space.plain, *self._space.blocks))
         if space is not None and metric is not None and mode is not None:
             self._begin()
 
@@ -140,7 +142,7 @@ class Search(TuneSearcher):
 
         Raises:
             ConfigError: a param_space that cannot be searched; names the entry. Or a metric or
-                mode that is not the one that Search was given.
+                mode that is not the one that Search was given, or a name that Search needs itself.
         """
         del spec
         for name, told, own in (("metric", metric, self._metric), ("mode", mode, self._mode)):
@@ -149,6 +151,7 @@ class Search(TuneSearcher):
                     f"TuneConfig has {name}={told!r}, and elastix.tune.Search {name}={own!r}. "
                     "Nothing was started. Give it to one of them, or the same to both."
                 )
+        self._check_key(config)
         if self._objectives is not None:
             return not config
         self._metric, self._mode = metric or self._metric, mode or self._mode
@@ -158,6 +161,14 @@ class Search(TuneSearcher):
             self._nested = True
         self._begin()
         return True
+
+    def _check_key(self, names: Collection[Any]) -> None:
+        """Refuse a hyperparameter in whose place trials would find their model source."""
+        if self._store is not None and KEY in names:
+            raise ConfigError(
+                f"a hyperparameter is called {KEY!r}, under which trials of Search(store=...) have "
+                "what `inherit` and `leave` need. Nothing was started. Give it another name."
+            )
 
     def set_max_concurrency(self, max_concurrent: int) -> bool:
         """Tune keeps the limit; here it is only noted that there is one."""

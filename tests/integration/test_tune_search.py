@@ -237,6 +237,19 @@ def test_who_has_no_parents_inherits_from_the_store(tmp_path, searcher, provider
     assert search.suggest("a")[elastix.tune.KEY]["provider"] == provider
 
 
+def test_a_hyperparameter_does_not_take_the_place_of_the_model_source(tmp_path):
+    """Trials would be given what they inherit by in place of its value."""
+    named = {elastix.tune.KEY: tune.uniform(0, 1)}
+    search = elastix.tune.Search(elastix.Random(), store=tmp_path)
+    with pytest.raises(ConfigError, match="called 'elastix'"):
+        search.set_search_properties("score", "max", named)
+    with pytest.raises(ConfigError, match="called 'elastix'"):
+        elastix.tune.Search(space=elastix.tune.space_of(named), store=tmp_path)
+    search = elastix.tune.Search(elastix.Random())
+    search.set_search_properties("score", "max", named)
+    assert 0 <= search.suggest("a")[elastix.tune.KEY] <= 1
+
+
 def test_what_it_knows_survives_a_restart(tmp_path):
     search = begun()
     search.suggest("a")
