@@ -19,7 +19,13 @@ from itertools import islice
 from typing import Any, get_args
 
 import numpy as np
-from ConfigSpace import ConfigurationSpace, Constant, GreaterThanCondition, Integer
+from ConfigSpace import (
+    ConfigurationSpace,
+    Constant,
+    ForbiddenValueError,
+    GreaterThanCondition,
+    Integer,
+)
 from ConfigSpace.conditions import ConditionLike
 from ConfigSpace.forbidden import ForbiddenLike
 from ConfigSpace.hyperparameters import Hyperparameter, IntegerHyperparameter
@@ -50,6 +56,7 @@ def _gathered(parts: ConfigurationSpace | Iterable[Clause], what: str) -> Config
         _check_exact(parts, what)
         return parts
     kinds = "hyperparameters, conditions and forbidden clauses"
+    whose = what
     what = f"{what} must be a ConfigurationSpace, or a list of {kinds}"
     if not isinstance(parts, Iterable) or isinstance(parts, Hyperparameter):
         raise ConfigError(f"{what}, not {parts!r}. Nothing was made.")
@@ -64,6 +71,12 @@ def _gathered(parts: ConfigurationSpace | Iterable[Clause], what: str) -> Config
     try:
         space.add([part for part in given if isinstance(part, Hyperparameter)])
         space.add([part for part in given if not isinstance(part, Hyperparameter)])
+    except ForbiddenValueError as error:  # ConfigSpace tries the defaults at once
+        clause = str(error).partition("clause: ")[2].replace("Forbidden: ", "")
+        raise ConfigError(
+            f"{whose} forbids its own defaults ({clause}). Nothing was made. Give a hyperparameter "
+            "another one: Integer(..., default=...)."
+        ) from error
     except (ValueError, KeyError) as error:  # ConfigSpace's own errors are of these
         raise ConfigError(f"{what} that fit: {error}. Nothing was made.") from error
     _check_exact(space, what)

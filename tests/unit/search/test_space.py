@@ -11,6 +11,7 @@ from ConfigSpace import (
     Float,
     ForbiddenAndConjunction,
     ForbiddenEqualsClause,
+    ForbiddenEqualsRelation,
     GreaterThanCondition,
     Integer,
     OrdinalHyperparameter,
@@ -402,3 +403,11 @@ def test_the_largest_whole_numbers_that_are_exact_can_be_searched():
         space = Space([Integer("n", bounds)])
         for value in (bounds[0], bounds[0] + 1, bounds[1] - 1, bounds[1]):
             assert space.check({"n": value}) == {"n": value}
+
+
+def test_a_space_that_forbids_its_own_defaults_says_that_it_is_these():
+    a, b = Integer("a", (0, 9)), Integer("b", (0, 9))
+    with pytest.raises(ConfigError, match=r"the space forbids its own defaults \(a == b\)"):
+        Space([a, b, ForbiddenEqualsRelation(a, b)])
+    a, b = Integer("a", (0, 9), default=3), Integer("b", (0, 9))
+    assert Space([a, b, ForbiddenEqualsRelation(a, b)]).get_default_configuration()["a"] == 3
