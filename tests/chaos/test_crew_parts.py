@@ -18,8 +18,8 @@ from tests.trainables import await_worker
 pytestmark = pytest.mark.timeout(240)
 
 
-def run(tmp_path, workers, crew, kills, **options):
-    return checked(tmp_path, workers, crew, kills, replace=True, epochs=3, **options)
+def run(tmp_path, workers, crew, kills, epochs=2, **options):
+    return checked(tmp_path, workers, crew, kills, replace=True, epochs=epochs, **options)
 
 
 def went_on_from(found):
@@ -225,7 +225,7 @@ def test_it_happens_twice(tmp_path):
     """The second time to the worker that was put together and to the one that joined it."""
     kills = [kill(0, 1, "in backward", step=2), kill(1, 0, "in backward", step=2)]
     kills += [kill(2, 1, "in backward", step=9), kill(3, 0, "in backward", step=9)]
-    found = run(tmp_path, 2, {"shard": 2}, kills, min_workers=2, step_s=0.05)
+    found = run(tmp_path, 2, {"shard": 2}, kills, epochs=3, min_workers=2, step_s=0.05)
     assert went_on_from(found) == [(2, True), (9, True)]
 
 
