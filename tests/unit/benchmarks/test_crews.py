@@ -61,7 +61,7 @@ def test_a_file_keeps_the_parts_that_are_not_measured_anew(monkeypatch):
 
 def test_steps_beside_hsdp():
     skip_if_refused()
-    found = crews.measure_steps(1, width=32, steps=crews.WARM + 3)
+    found = crews.measure_steps(1, width=32, steps=crews.WARM + 1)
     assert found["ratio_median"] > 0
     assert set(found["memory_mb"]) == {"hsdp", "crews", "one process"}
 
@@ -76,7 +76,7 @@ def test_kills():
 
 @pytest.mark.slow
 def test_pipelines_beside_torchs_own():
-    found = crew_parts.measure_pipes(1, width=32, steps=crews.WARM + 3)
+    found = crew_parts.measure_pipes(1, width=32, steps=crews.WARM + 1)
     assert found["ratio_median"] > 0
     assert found["step_s"].keys() == {"torch", "crews", "torch again"}
 
@@ -98,7 +98,7 @@ def test_a_worker_is_there_again_with_a_spare_and_without():
 
 @pytest.mark.slow
 def test_slices_and_exact_runs_over_whole_batches():
-    found = crew_parts.measure_slices(1, width=32, steps=crews.WARM + 3)
+    found = crew_parts.measure_slices(1, width=32, steps=crews.WARM + 1)
     assert found["slices_over_whole"]["ratio_median"] > 0
     assert found["exact_over_slices"]["ratio_median"] > 0
 
