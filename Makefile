@@ -9,6 +9,8 @@ export OMP_NUM_THREADS ?= 1
 export RAY_USAGE_STATS_ENABLED ?= 0
 # Python keeps what it compiles: tests start hundreds of processes that import elastix.
 export PYTHONDONTWRITEBYTECODE =
+# So pip need not compile 28,000 files of packages, most of which nothing here imports.
+PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt
 
 .PHONY: help demo test coverage mutants check bench bench-counts bench-short endurance chaos gpu examples versions screenshots docs wheel pins clean \
 	$(wildcard examples/*.py) examples/notebook.ipynb
@@ -34,8 +36,8 @@ $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 		|| { echo "elastix needs Python 3.11 or newer; try make PYTHON=python3.11"; exit 1; }
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,docs]'
+	$(PIP_INSTALL) torch
+	$(PIP_INSTALL) -e '.[dev,docs]'
 	@touch $@
 
 demo: $(READY)
@@ -68,9 +70,9 @@ wheel: $(READY)
 	$(BIN)/python -m build --outdir dist .
 
 # One target each, so that `make --jobs=2` runs two at once. Where RAY_ADDRESS names a Ray, they use
-# it; those in which elastix, Tune or a campaign of many trials has Ray to itself start one also then.
+# it; those in which a campaign or a run of ours starts Ray by itself start one also then.
 EXAMPLES := $(sort $(wildcard examples/*.py))
-OWN_RAY := $(addprefix examples/,search.py survive_a_kill.py transformer_rungs.py tune_user.py)
+OWN_RAY := $(addprefix examples/,search.py survive_a_kill.py)
 examples: $(EXAMPLES) examples/notebook.ipynb
 $(EXAMPLES): $(READY)
 	@echo "== $@"
@@ -78,7 +80,7 @@ $(EXAMPLES): $(READY)
 		&& env $(if $(filter $@,$(OWN_RAY)),--unset=RAY_ADDRESS) TMPDIR=$$folder $(BIN)/python $@
 examples/notebook.ipynb: $(READY)
 	mkdir -p build
-	env --unset=RAY_ADDRESS $(BIN)/jupyter-execute --output $(abspath build)/notebook.ipynb $@
+	$(BIN)/jupyter-execute --output $(abspath build)/notebook.ipynb $@
 	$(BIN)/python -c 'import json; cells = json.load(open("build/notebook.ipynb"))["cells"]; \
 		fits = [one["outputs"] for one in cells if ".fit()" in "".join(one["source"])]; \
 		assert [len(shown) for shown in fits] == [1], "a fit is one display, not " + str(fits)'
@@ -96,7 +98,7 @@ bench: TARGET := timed
 bench-counts: TARGET := counted
 endurance: TARGET := endurance
 bench bench-counts endurance: $(READY)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[bench]'
+	$(PIP_INSTALL) -e '.[bench]'
 	$(BIN)/python -m benchmarks $(TARGET) $(if $(ONLY),--only $(ONLY))
 
 bench-short: $(READY)
