@@ -86,7 +86,8 @@ class Checkpoints:
         self._ended: dict[CheckpointId, CheckpointEnded] = {}
         self._comparisons = Comparisons()
         self._fault: ElastixError | None = None
-        self._parted = False  # and nothing is stored or given up until all have gone back for it
+        self._parted: ElastixError | None = None  # nothing is stored till all have gone back for it
+        self._over = False  # and nobody goes back any more
         self._gone: set[int] = set()
         self._retired_bytes = 0
         self._inbox: queue.SimpleQueue[tuple[int, Message | None] | None] = queue.SimpleQueue()
@@ -170,14 +171,23 @@ class Checkpoints:
         self._idle.wait()
 
     def settle(self, timeout_s: float) -> bool:
-        """Wait until everything that was offered is stored or given up; False if time is up."""
+        """The run is over: wait until everything that was offered is stored or given up.
+
+        False if time is up.
+        """
+        self._over = True
+        self._inbox.put((_NOBODY, None))
         return self._idle.wait(timeout_s)
 
-    def close(self) -> None:
-        """Stop, give back what dropped States occupied, and let go of the store."""
+    def stop(self) -> None:
+        """Nothing is stored any more. Blocks until that is so."""
         if self._thread.is_alive():
             self._inbox.put(None)
             self._thread.join()
+
+    def close(self) -> None:
+        """Stop, give back what dropped States occupied, and let go of the store."""
+        self.stop()
         try:
             if self._retired_bytes:
                 self.store.gc()
@@ -262,7 +272,7 @@ class Checkpoints:
                     self._give_up(assembly, LOST)
         if worker == _EVERYBODY:
             self._comparisons.forget()
-            self._parted = False
+            self._parted = None
             self._ended.clear()  # those who are founded anew come to the same steps again
 
     def _give_up(self, assembly: Assembly, why: str) -> None:
@@ -274,14 +284,15 @@ class Checkpoints:
         now = time.monotonic()
         if self._fault is not None:
             self._end(assembly, CheckpointEnded(assembly.mark, error=self._fault))
-        elif self._parted:
-            return
+        elif self._parted is not None:
+            if self._over:
+                self._end(assembly, CheckpointEnded(assembly.mark, error=self._parted))
         elif assembly.hopeless(now, PATIENCE_S):
             self._give_up(assembly, assembly.why)
         elif not assembly.gathered(now, PATIENCE_S):
             return
         elif not self._compare(assembly.mark, assembly.reason):
-            if not self._parted:
+            if self._parted is None:
                 self._end(assembly, CheckpointEnded(assembly.mark, error=self._fault))
         elif not assembly.stored or not self._wanted(assembly):
             self._end(assembly, CheckpointEnded(assembly.mark))
@@ -306,14 +317,14 @@ class Checkpoints:
         parted = self._comparisons.parted(mark)
         if parted is not None:
             self._fail(parted)
-        return self._fault is None and not self._parted
+        return self._fault is None and self._parted is None
 
     def _differ(self, found: ReplicasCompared, error: ElastixError, *, goes_back: bool) -> None:
         go_back = self._outlets.parted if self._outlets is not None and goes_back else None
         if go_back is None or self._fault is not None:
             self._fail(error)
         else:
-            self._parted = True
+            self._parted = error
             go_back(found, error)
 
     def _fail(self, error: ElastixError) -> None:

@@ -218,9 +218,11 @@ class Shell(ABC):
     def _close(self) -> None:
         """The run is over: end its workers, and what is kept of it."""
         with self._lock:
-            self._do(self._conductor.judge(time.monotonic()))
             self._do(self._conductor.close())
             self._let_go()
+        self._checkpoints.stop()  # else it might store what is dropped, or find what nobody judges
+        with self._lock:
+            self._do(self._conductor.judge(time.monotonic()))
             if self._log.state.parted is not None:  # and it was not gone back for it yet
                 with contextlib.suppress(StoreError):
                     self._stored()

@@ -140,6 +140,19 @@ def test_where_all_go_back_for_it_nothing_is_stored_or_given_up_before(tmp_path)
     run.checkpoints.close()
 
 
+def test_where_nobody_goes_back_for_it_any_more_nobody_waits(tmp_path):
+    """The run is over: it ends at once, and what was to be stored is given up for that."""
+    parted = queue.Queue()
+    run = Run(tmp_path, parted=lambda found, error: parted.put(error))
+    run.offer(0, (0, 1), digests={"model": "one"})
+    run.offer(1, (0, 1), digests={"model": "other"})
+    error = parted.get(timeout=20)
+    assert run.checkpoints.settle(20)
+    assert run.heard(CheckpointEnded)[1].error is error
+    assert [event.why for event in run.events if isinstance(event, StateNotStored)] == [str(error)]
+    run.checkpoints.close()
+
+
 def test_a_group_that_is_founded_anew_stores_what_the_lost_one_could_not(run):
     """All workers are lost while the State is written; the new ones come to the same step."""
     run.offer(0, (0, 1))
