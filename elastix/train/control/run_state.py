@@ -37,7 +37,8 @@ class RunState:
             step.
         gone: workers that were lost or left, or could not be started, since the last committed
             step, and why.
-        out: all workers that were lost or left, or could not be started, up to now.
+        out: all workers that were lost or left, or could not be started, up to now; or are ended
+            since workers had parted.
         generation: the newest that was formed.
         started: workers that were up to `prepare`.
         members: of the newest generation, but for those that were lost or left since.
@@ -140,6 +141,9 @@ class RunState:
                 self.compared.discard(event.step)
             case ReplicasDiverged() if event.cure == "went back":
                 self.parted = event
+                # What any of them holds is of no use, even if nobody comes to end it.
+                self.out |= self.started
+                self.members, self.called, self.founding = set(), set(), set()
             case StopAsked():
                 self.stopping = event.reason
 
@@ -212,8 +216,6 @@ class RunState:
         # to tell them.
         outdated = {one.worker for one in found if one.holder} - self.called
         present = [one for one in found if one.worker not in self.out | outdated]
-        if self.parted is not None:  # what any of them holds is of no use
-            return [one for one in present if not one.ready]
         founders = [one for one in present if one.worker in self.founding]
         holders = [one for one in present if one.holder]
         if holders:

@@ -17,8 +17,8 @@ from elastix.comm.protocol.membership import Membership
 from elastix.comm.protocol.participant import Fenced, Joined
 from elastix.comm.protocol.wants import Await, Failed
 from elastix.config import FailureConfig
-from elastix.errors import QuorumLost
-from elastix.events import Resumed, RunStarted, StateStored, StepCommitted
+from elastix.errors import QuorumLost, ReplicasDiffer
+from elastix.events import ReplicasDiverged, Resumed, RunStarted, StateStored, StepCommitted
 from elastix.train.control.actions import (
     EndWorker,
     KillWorker,
@@ -33,6 +33,7 @@ from elastix.train.control.messages import (
     CatchUp,
     CaughtUp,
     Dismiss,
+    Diverged,
     Entered,
     Heartbeat,
     Leave,
@@ -50,7 +51,7 @@ from elastix.train.control.terms import Found, Phase, RunTerms
 from elastix.train.replica.replicated_events import ReplicatedEvents
 from tests.unit.comm.group_simulation import Collective, Simulation, Violation, Worker, committed
 
-_MUST_ARRIVE = {"started", "ready", "succeeded", "leave", "record"}
+_MUST_ARRIVE = {"started", "ready", "succeeded", "diverged", "leave", "record"}
 _MESSAGES = {
     "started": lambda me, _: Started(pid=me + 1),
     "ready": lambda me, operation: Ready(me, operation=operation),
@@ -59,6 +60,7 @@ _MESSAGES = {
     "doubt": lambda _, generation: Suspect(generation, ""),
     "leave": lambda *_: Leave("notice"),
     "succeeded": lambda _, said: Succeeded(**said),
+    "diverged": lambda _, said: said,
     "record": lambda _, entry: RecordEvents((entry,)),
 }
 _EVER = 1e9
@@ -160,10 +162,18 @@ class LedSimulation(Simulation):
     """
 
     def __init__(
-        self, scenario, choose, takeovers: int, shadows: int = 0, stops: bool = False, **broken
+        self,
+        scenario,
+        choose,
+        takeovers: int,
+        shadows: int = 0,
+        stops: bool = False,
+        flips: int = 0,
+        **broken,
     ) -> None:
-        self.takeovers_left = takeovers
+        self.takeovers_left, self.flips_left = takeovers, flips
         self.stops = stops
+        self.unsound: set = set()  # eras of what is given up, as workers have parted in them
         self.stopped_at: int | None = None  # the last step in the journal when it was to stop
         self.wanted: dict = {}  # States that are stored as soon as the journal has their steps
         self.failure = FailureConfig(
@@ -184,8 +194,8 @@ class LedSimulation(Simulation):
         self.places = scenario.workers + scenario.joiners + shadows
         self.journal: list = []
         self.standing: list = []
-        self.stored: tuple | None = None
-        self.stored_step = 0
+        self.parted = False  # and all are to go back for it
+        self.kept: list[tuple] = []  # States in the store
         self.condemned: list[LedWorker] = []
         self.told: dict = {}
         self.eras: dict = {}
@@ -243,7 +253,9 @@ class LedSimulation(Simulation):
             self.note(f"journal {number}: {event}")
         self.journal.append((event, number))
         if isinstance(event, StepCommitted):
-            history = self.told[id(event)][1]
+            _, history, _, era = self.told[id(event)]
+            if era in self.unsound:
+                raise Violation(f"{event} was computed from what is given up")
             if event.step != len(self.standing) + 1:
                 raise Violation(f"step {event.step} comes after {len(self.standing)}")
             if list(history[:-1]) != self.standing:
@@ -256,8 +268,15 @@ class LedSimulation(Simulation):
             elif list(history) in self.wanted.values():
                 self.store(self.told[id(event)][2], "notice")
         elif isinstance(event, Resumed):
-            self.look_at_loss(event.step)
+            if self.parted:
+                self.seen["went back as workers had parted"] += 1
+            else:
+                self.look_at_loss(event.step)
+            self.parted = False
             del self.standing[event.step :]
+        elif isinstance(event, ReplicasDiverged):
+            self.parted = True
+            self.unsound |= {worker.era for worker in self.workers} - {None}
 
     def look_at_loss(self, step: int) -> None:
         """No step is given up that somebody has."""
@@ -272,16 +291,33 @@ class LedSimulation(Simulation):
                 raise Violation(f"it goes back to {step} though {worker.me} has all")
 
     def store(self, state, reason: str) -> None:
-        self.stored, self.stored_step = state, state[3]
+        self.kept = [one for one in self.kept if one[3] < state[3]] + [state]
         event = StateStored(ref="r", step=state[3], reason=reason, stored_bytes=0, store_s=0.0)
         self.journal.append((event, None))
         self.conductor.stored(event)
+
+    @property
+    def stored(self) -> tuple | None:
+        """The State that the run goes on from."""
+        return self.kept[-1] if self.kept else None
+
+    @property
+    def stored_step(self) -> int:
+        return self.stored[3] if self.stored else 0
+
+    def go_back_to(self) -> Resumed:
+        """As Shell._stored: some of the States may have been computed from what is wrong."""
+        if self.parted:
+            del self.kept[self.choose(len(self.kept) + 1) :]
+        return Resumed(step=self.stored_step, ref="stored" if self.stored else "")
 
     # ------------------------------------------------------------------ another conductor
 
     def mishap(self) -> None:
         if self.stops and self.stopped_at is None and not self.choose(3):
             self.stop()
+        elif self.flips_left and not self.choose(3):
+            self.flip()
         elif self.takeovers_left and not self.choose(2):
             self.take_over()
         elif self.mishaps_left > self.scenario.kills + self.scenario.hiccups:
@@ -308,6 +344,29 @@ class LedSimulation(Simulation):
         if self.trace is not None:
             self.note(f"STOP at {self.stopped_at}")
         self.act(self.conductor.stop("Ctrl-C", self.now))
+
+    def flip(self) -> None:
+        """Workers of the group are found to hold different States: in a step, or when compared."""
+        members = [w for w in self.conductor.membership.members if self.workers[w].protocol.holder]
+        if len(members) < 2:
+            return
+        self.flips_left -= 1
+        self.seen["flipped"] += 1
+        said = Diverged(
+            step=len(self.standing),
+            workers=tuple(members),
+            apart=tuple(members[:1]),
+            parts=("model",),
+            error=ReplicasDiffer("they differ"),
+            unseen=True,
+        )
+        if self.choose(2):
+            self.conductor.differ(said)
+            return
+        for me in members:
+            if self.workers[me].alive:
+                self.workers[me].outbox.append(("diverged", said))
+                self.senders.add(self.workers[me])
 
     def store_state(self, worker, want) -> None:
         """At a boundary where the group stands still; what led to it comes to the journal first."""
@@ -357,7 +416,7 @@ class LedSimulation(Simulation):
         for event, number in self.journal:
             state.take(event, number)
         self.conductor = Conductor(self.terms)
-        resumed = Resumed(step=self.stored_step, ref="stored" if self.stored else "")
+        resumed = self.go_back_to()
         if self.trace is not None:
             self.note(f"ANOTHER CONTROLLER {found} {state}")
         self.seen["another controller"] += 1
@@ -556,7 +615,7 @@ class LedSimulation(Simulation):
             worker.events.sequence + 1,
             None,
         )
-        self.told[id(event)] = event, worker.history, state
+        self.told[id(event)] = event, worker.history, state, worker.era
         if worker.inbox.stores and not worker.protocol.joiner.following:
             worker.inbox.stores = False
             self.wanted[worker.me] = list(worker.history)
@@ -597,8 +656,8 @@ class LedSimulation(Simulation):
         self.act(self.conductor.tick(self.now))
         if self.conductor.phase is Phase.GOING_BACK:
             self.seen["went back"] += 1
-            resumed = Resumed(step=self.stored_step, ref="stored" if self.stored else "")
-            self.act(self.conductor.went_back(resumed, self.now))
+            self.act(self.conductor.judge(self.now))
+            self.act(self.conductor.went_back(self.go_back_to(), self.now))
 
     def run(self) -> "LedSimulation":
         choose, every = self.choose, self.scenario.kill_every

@@ -3,10 +3,19 @@
 import pytest
 
 from elastix.errors import ReplicasDiffer
-from elastix.events import ReplicasDiverged, Resumed, StateDropped, StateStored, StepCommitted
+from elastix.events import (
+    GenerationFormed,
+    ReplicasDiverged,
+    Resumed,
+    StateDropped,
+    StateStored,
+    StepCommitted,
+    WorkerStarted,
+)
 from elastix.train.control.divergence import Divergences
 from elastix.train.control.messages import Diverged
 from elastix.train.control.run_state import RunState
+from elastix.train.control.terms import Found
 
 ALL = (0, 1, 2)
 
@@ -121,3 +130,34 @@ def test_all_are_to_go_back_until_they_have():
     assert state.parted is found
     state.take(Resumed(step=8, ref="r"))
     assert state.parted is None
+
+
+@pytest.mark.parametrize("resumed", [False, True])
+def test_what_they_had_is_of_no_use_to_another_conductor(resumed):
+    """The one before had not come to end them, and did not lose them."""
+    state = RunState()
+    for worker in ALL:
+        state.take(WorkerStarted(worker=worker, pid=1, node="", device="cpu"))
+    state.take(GenerationFormed(generation=1, members=ALL[:2], cause="start", urgent=True))
+    state.take(Divergences(replaces=True).judge(said(workers=ALL[:2], unseen=True), ALL))
+    if resumed:
+        state.take(Resumed(step=8, ref="r"))
+    there = [found(0, holder=True), found(1, holder=True), found(2, shadow=True), found(3)]
+    assert [one.worker for one in state.of_use(there)] == [3]
+    assert not state.unaccounted([3])
+
+
+def found(worker, holder=False, shadow=False):
+    has_state = holder or shadow
+    return Found(
+        worker=worker,
+        pid=1,
+        node="",
+        device="cpu",
+        generation=1,
+        address=None,
+        ready=has_state,
+        holder=holder,
+        shadow=shadow,
+        operation=9 if has_state else -1,
+    )

@@ -16,14 +16,14 @@ SHADOWED = {**FEW, "spares": True, "kill_every": 40}
 
 
 def run_schedules(
-    seeds: range, fixed: dict, shadows: int, takeovers: int, stops: bool = False
+    seeds: range, fixed: dict, shadows: int, takeovers: int, stops: bool = False, flips: int = 0
 ) -> Counter[str]:
     seen: Counter[str] = Counter()
     for seed in seeds:
         choose = chooser(seed)
         scenario = scenario_of(choose, **fixed)
         try:
-            seen += LedSimulation(scenario, choose, takeovers, shadows, stops).run().seen
+            seen += LedSimulation(scenario, choose, takeovers, shadows, stops, flips).run().seen
         except (Violation, TrainError, KeyError) as error:
             raise Violation(f"schedule {seed}, {scenario}: {error}") from error
     return seen
@@ -63,6 +63,23 @@ def test_the_state_is_stored_whenever_a_run_is_stopped(fixed, shadows, takeovers
     seen = run_schedules(range(schedules), fixed, shadows, takeovers, stops=True)
     assert seen["finished"] + seen["interrupted"] == schedules, seen
     assert seen["stored"] > seen["interrupted"] * 0.9, seen
+
+
+@pytest.mark.parametrize(
+    ("fixed", "shadows"),
+    [
+        pytest.param({"kills": 2, "kill_every": 40}, 0, id="kills"),
+        pytest.param({**SHADOWED, "kills": 4}, 2, id="shadows"),
+    ],
+)
+@pytest.mark.parametrize(("takeovers", "stops"), [(0, False), (2, False), (2, True)])
+@pytest.mark.parametrize("schedules", [100, pytest.param(3000, marks=MANY)])
+def test_all_go_back_when_workers_have_parted_and_nobody_goes_on_from_what_they_had(
+    fixed, shadows, takeovers, stops, schedules
+):
+    seen = run_schedules(range(schedules), fixed, shadows, takeovers, stops, flips=2)
+    assert seen["finished"] + seen["interrupted"] == schedules, seen
+    assert seen["went back as workers had parted"] > schedules / 10, seen
 
 
 def forgets_whom_it_called(monkeypatch):
