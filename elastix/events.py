@@ -161,10 +161,15 @@ class ShadowDiffers(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class SamplesLeftOut(Event):
-    """These positions are not used from here on, on purpose: nobody shall miss them."""
+    """These positions are not used from here on, on purpose: nobody shall miss them.
+
+    Attributes:
+        step: the last one that counted, if the guard has left them out; else -1.
+    """
 
     loader: int
     spans: tuple[Span, ...]
+    step: int = -1
 
 
 @dataclass(frozen=True, kw_only=True)

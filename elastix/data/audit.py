@@ -6,7 +6,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from elastix.data.cursor import count, merge, subtract
+from elastix.data.cursor import count, merge
+from elastix.data.left_out import LeftOut
 from elastix.errors import Corrupt
 from elastix.events import (
     Event,
@@ -175,7 +176,6 @@ class _Stream:
     opened: LoaderOpened
     used: Stretches = field(default_factory=Stretches)
     passed_over: Stretches = field(default_factory=Stretches)
-    left_out: tuple[Span, ...] = ()
 
 
 def audit(events: Iterable[Event]) -> Audit:
@@ -190,7 +190,9 @@ def audit(events: Iterable[Event]) -> Audit:
     state: tuple[int, str] | None = None
     diverged: int | None = None
     watched: list[bool] = []  # of this process and those before it
+    left_out = LeftOut()
     for event in events:
+        left_out.take(event)
         if isinstance(event, RunStarted):
             watched.append(event.sentinel)
         elif isinstance(event, LoaderOpened):
@@ -202,9 +204,7 @@ def audit(events: Iterable[Event]) -> Audit:
                 stream.used.go_back(event.step)
                 stream.passed_over.go_back(event.step)
         elif isinstance(event, SamplesLeftOut):
-            stream = _known(streams, event.loader, "samples were left out")
-            fresh = subtract(event.spans, stream.left_out)
-            stream.left_out = merge((*stream.left_out, *fresh))
+            _known(streams, event.loader, "samples were left out")
         elif isinstance(event, StateStored) and event.digest:
             state = event.step, event.digest
         elif isinstance(event, ReplicasDiverged) and event.cure == "evicted":
@@ -214,7 +214,8 @@ def audit(events: Iterable[Event]) -> Audit:
         elif isinstance(event, StepCommitted):
             steps.add(event.step, (event.step, event.step + 1), event.world_size)
             _commit(event, streams)
-    accounts = tuple(_account(stream) for _, stream in sorted(streams.items()))
+    spans = left_out.spans
+    accounts = tuple(_account(s, spans.get(number, ())) for number, s in sorted(streams.items()))
     text = json.dumps(
         [[*_order(s.opened), merge(s.used.spans)] for _, s in sorted(streams.items())]
     )
@@ -278,12 +279,12 @@ def _order(opened: LoaderOpened) -> list[Any]:
     return [opened.length, opened.seed, opened.shuffle, *in_blocks, *scattered]
 
 
-def _account(stream: _Stream) -> LoaderAudit:
+def _account(stream: _Stream, left_out: tuple[Span, ...]) -> LoaderAudit:
     length = stream.opened.length
     covered = Coverage()
     repeated = [
         again
-        for start, stop in sorted((*stream.used.spans, *stream.left_out, *stream.opened.before))
+        for start, stop in sorted((*stream.used.spans, *left_out, *stream.opened.before))
         for again in covered.add(start, stop)
     ]
     if covered.begin < 0:  # of no epoch
@@ -293,10 +294,10 @@ def _account(stream: _Stream) -> LoaderAudit:
     return LoaderAudit(
         loader=stream.opened.loader,
         length=length,
-        samples=covered.count - count(stream.left_out) - count(stream.opened.before),
+        samples=covered.count - count(left_out) - count(stream.opened.before),
         repeated=merge(repeated),
         missing=missing,
         epochs=first_gap // length,
-        left_out=stream.left_out,
+        left_out=left_out,
         passed_over=count(stream.passed_over.spans),
     )

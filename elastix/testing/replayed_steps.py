@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from elastix.data.cursor import count, merge
+from elastix.data.left_out import LeftOut
 from elastix.events import (
     BatchShares,
     Event,
@@ -43,12 +44,13 @@ def _standing(events: Sequence[Event], kind: type[_OfStep]) -> list[_OfStep]:
 
 def left_out(events: Sequence[Event]) -> dict[int, list[tuple[int, tuple[Span, ...]]]]:
     """By loader, what is never used, and after which step that was said."""
+    stands = {id(said) for said in LeftOut(events).told}
     found: dict[int, list[tuple[int, tuple[Span, ...]]]] = {}
     step = 0
     for event in events:
         if isinstance(event, StepCommitted | Resumed):
             step = event.step
-        elif isinstance(event, SamplesLeftOut):
+        elif id(event) in stands and isinstance(event, SamplesLeftOut):
             found.setdefault(event.loader, []).append((step, event.spans))
     return found
 

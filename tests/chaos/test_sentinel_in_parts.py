@@ -8,10 +8,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from elastix.config import CheckpointConfig
+from elastix.config import CheckpointConfig, Guard
 from elastix.data.audit import audit
 from elastix.errors import ReplicasDiffer
-from elastix.events import ReplicasDiverged, Resumed, WorkerLost
+from elastix.events import ReplicasDiverged, Resumed, SamplesLeftOut, WorkerLost
 from elastix.observe.event_text import line
 from elastix.testing.chaos import Flip, Kill, with_kills
 from elastix.testing.local import run_local
@@ -51,10 +51,27 @@ def train(ctx):
             ctx.report(step=ctx.step)
 
 
-def run(directory, *faults, workers=3, every=None, **options):
+def reads(ctx):
+    """Words, the last of which is in the third batch alone, and in all of its slices."""
+    model = torch.nn.Sequential(
+        torch.nn.Embedding(512, 512), torch.nn.Flatten(), torch.nn.Linear(512, 10)
+    )
+    model, optimizer = ctx.prepare(model, torch.optim.AdamW(model.parameters(), lr=1e-2))
+    words = torch.arange(192).view(192, 1) % 96
+    words[48:72] = 511
+    text = torch.utils.data.TensorDataset(words, torch.arange(192) % 10)
+    for epoch in ctx.loader(text, batch_size=24, slices=8, shuffle=False).epochs(2):
+        for step in epoch:
+            for x, y in step:
+                F.cross_entropy(model(x), y).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+def run(directory, *faults, function=train, workers=3, every=None, **options):
     options = {"replace": True, "min_workers": workers, "exact": True, **options}
     checkpoint = CheckpointConfig(every_steps=every)
-    doomed = with_kills(train, faults)
+    doomed = with_kills(function, faults)
     return run_local(doomed, workers, directory=directory, checkpoint=checkpoint, **options)
 
 
@@ -110,6 +127,18 @@ def test_it_may_show_first_in_a_slice_that_is_computed_twice(tmp_path, quiet):
     assert (found.apart, found.cure, found.unseen) == ((1,), "went back", True)
     assert "gradients" in found.parts
     check(result, quiet)
+
+
+def test_what_the_guard_has_left_out_for_it_is_used(tmp_path):
+    """The batch is the only one in which the bit tells, and there was nothing wrong with it."""
+    flip = Flip(worker=1, tensor="0.weight", phase="bucket", step=0, byte=LAST, bit=6)
+    options = {"function": reads, "guard": Guard(warmup=2), "recompute_every": None}
+    result = run(tmp_path / "run", flip, **options)
+    assert [event.step for event in of(SamplesLeftOut, result)] == [2]
+    assert [event.apart for event in of(ReplicasDiverged, result)] == [(1,)]
+    assert [event.step for event in of(Resumed, result)] == [0]
+    quiet = run(tmp_path / "quiet", workers=1, **options)
+    check(result, (final(quiet)[0], steps_of(quiet.events)))
 
 
 def test_two_bits_in_two_workers(tmp_path, quiet):

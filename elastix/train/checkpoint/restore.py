@@ -7,7 +7,7 @@ from typing import Any
 
 from elastix.data.cursor import merge, subtract
 from elastix.errors import ConfigError
-from elastix.events import Event, Resumed, SamplesLeftOut, Span, StepCommitted
+from elastix.events import Event, Resumed, Span, StepCommitted
 from elastix.state import Ref, State
 from elastix.store import Store
 
@@ -15,16 +15,6 @@ from elastix.store import Store
 def newest(store: Store, run: str) -> Ref | None:
     """What a run goes on from; None if it has stored nothing."""
     return store.tags().get(f"{run}/last")
-
-
-def left_out(events: Iterable[Event]) -> dict[int, tuple[Span, ...]]:
-    """By loader, the positions that the journal says are left out."""
-    spans: dict[int, tuple[Span, ...]] = {}
-    for event in events:
-        if isinstance(event, SamplesLeftOut):
-            old = spans.get(event.loader, ())
-            spans[event.loader] = merge((*old, *subtract(event.spans, old)))
-    return spans
 
 
 def samples_of(

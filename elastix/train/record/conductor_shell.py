@@ -193,7 +193,10 @@ class Shell(ABC):
             again = state.step - (last.step if last else 0)
         else:
             last = self._checkpoints.last()
-        return Resumed(step=last.step if last else 0, ref=last.ref if last else "", again=again)
+        found = Resumed(step=last.step if last else 0, ref=last.ref if last else "", again=again)
+        if state.parted is not None:
+            self._settings = going_back(self._settings, found)
+        return found
 
     def _go_back(self) -> None:
         """The last worker with the State is lost: found the group anew, from the furthest State."""

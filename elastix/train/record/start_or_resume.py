@@ -1,10 +1,10 @@
 """How a run begins or goes on: which State, what its journal is told, what its workers are told."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable
 from dataclasses import replace
-from pathlib import Path
 
 from elastix.config import RestoreConfig
+from elastix.data.left_out import KINDS, LeftOut
 from elastix.errors import ConfigError, NotFound
 from elastix.events import Event, Resumed, SamplesLeftOut
 from elastix.observe import journal
@@ -53,17 +53,21 @@ def begin(
     elif chosen is not None or path.stat().st_size:
         told.append(Resumed(step=chosen.step if chosen else 0, ref=chosen.ref if chosen else ""))
     told += [SamplesLeftOut(loader=loader, spans=spans) for loader, spans in new.items()]
-    return told, replace(settings, left_out=restore.left_out((*_left_out_in(path), *told)))
+    return told, _leaving_out(settings, told)
 
 
-def going_back(settings: Settings) -> Settings:
+def going_back(settings: Settings, stored: Resumed | None = None) -> Settings:
     """For workers that begin at a stored State again, in a run that goes on.
 
     The State may be older than what the guard has left out since.
+
+    Args:
+        settings: as they were.
+        stored: where to, if the journal is yet to be told of that.
     """
-    left_out = restore.left_out(_left_out_in(settings.directory / "journal.jsonl"))
-    return replace(settings, left_out=left_out)
+    return _leaving_out(settings, () if stored is None else (stored,))
 
 
-def _left_out_in(path: Path) -> Iterator[Event]:
-    return journal.read_only(path, SamplesLeftOut)
+def _leaving_out(settings: Settings, untold: Iterable[Event]) -> Settings:
+    told = journal.read_only(settings.directory / "journal.jsonl", *KINDS)
+    return replace(settings, left_out=LeftOut((*told, *untold)).spans)

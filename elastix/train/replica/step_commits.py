@@ -512,7 +512,9 @@ class StepCommits:
             if alarm is None:
                 loader.commit(())
             elif spans := loader.leave_out():
-                self._replicated.emit(SamplesLeftOut(loader=loader.number, spans=spans))
+                self._replicated.emit(
+                    SamplesLeftOut(loader=loader.number, spans=spans, step=self.step)
+                )
         if alarm is not None:
             self._replicated.emit(StepVoided(step=self.step + 1, why=str(alarm)))
             error = self.checks.voided(self.step + 1, alarm)

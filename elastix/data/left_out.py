@@ -1,0 +1,47 @@
+"""Which samples are left out on purpose, as a journal tells it in order. Pure."""
+
+from collections.abc import Iterable
+
+from elastix.data.cursor import merge, subtract
+from elastix.events import Event, ReplicasDiverged, Resumed, SamplesLeftOut, Span
+
+
+class LeftOut:
+    """What stands of that.
+
+    The guard leaves a batch out for what workers have computed. If all go back since that may have
+    been wrong, what was left out after the State that they go back to is used as ever.
+
+    Attributes:
+        told: what stands, in order.
+    """
+
+    def __init__(self, events: Iterable[Event] = ()) -> None:
+        self.told: list[SamplesLeftOut] = []
+        self._parted = False
+        for event in events:
+            self.take(event)
+
+    def take(self, event: Event) -> None:
+        """One more event; others than KINDS change nothing."""
+        if isinstance(event, SamplesLeftOut):
+            self.told.append(event)
+        elif isinstance(event, ReplicasDiverged):
+            self._parted = self._parted or (event.unseen and event.cure == "went back")
+        elif isinstance(event, Resumed):
+            if self._parted:
+                self.told = [one for one in self.told if one.step < event.step]
+            self._parted = False
+
+    @property
+    def spans(self) -> dict[int, tuple[Span, ...]]:
+        """By loader, the positions."""
+        found: dict[int, tuple[Span, ...]] = {}
+        for one in self.told:
+            old = found.get(one.loader, ())
+            found[one.loader] = merge((*old, *subtract(one.spans, old)))
+        return found
+
+
+KINDS = (SamplesLeftOut, ReplicasDiverged, Resumed)
+"""Events that it goes by."""
