@@ -325,7 +325,8 @@ class StepCommits:
             proposal=self._driver.proposal(),
             journaled=self._link.journaled() if first else -1,
             store=first and (self._schedule.time_is_up() or self._abandoned()),
-            shadowed=first and self._driver.shadowed and not self._unseen,  # of which it has parts
+            # A bit may flip in what it stores, and in an exact run nobody is to go on from that.
+            shadowed=first and self._driver.shadowed and not self._settings.exact,
             processor=self.processor,
             processors=self._driver.processors,
             level=first and self._time_to_level(),
