@@ -320,12 +320,13 @@ class Checkpoints:
         return self._fault is None and self._parted is None
 
     def _differ(self, found: ReplicasCompared, error: ElastixError, *, goes_back: bool) -> None:
-        go_back = self._outlets.parted if self._outlets is not None and goes_back else None
-        if go_back is None or self._fault is not None:
-            self._fail(error)
-        else:
+        part = self._outlets.parted if self._outlets is not None and self._fault is None else None
+        if part is not None and goes_back:
             self._parted = error
-            go_back(found, error)
+        if part is not None:  # also if the run ends: else the next one might go on from a State
+            part(found, error)  # in which what differs is
+        if part is None or not goes_back:
+            self._fail(error)
 
     def _fail(self, error: ElastixError) -> None:
         if self._fault is None:

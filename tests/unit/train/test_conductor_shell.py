@@ -8,12 +8,14 @@ from elastix.config import CheckpointConfig, FailureConfig
 from elastix.events import (
     Events,
     ReplicasDiverged,
+    RunEnded,
     RunStarted,
     StateStored,
     StepCommitted,
 )
 from elastix.state import State
 from elastix.store import Store
+from elastix.train.checkpoint import coordinator
 from elastix.train.checkpoint.assembly import CheckpointId, Delivered, Offer
 from elastix.train.control.terms import RunTerms
 from elastix.train.record.conductor_shell import Shell
@@ -38,10 +40,30 @@ class Alone(Shell):
             run="r",
             seed=0,
             min_workers=1,
-            checkpoint=CheckpointConfig(),
+            checkpoint=CheckpointConfig(keep_last=None),
             exact=True,
         )
         self._keep_checkpoints(Store(directory / "store"), self._settings)
+
+    def offer(self, step, worker, held="same"):
+        """A worker of two tells what it holds after a step."""
+        self._checkpoints.told(
+            worker,
+            Offer(
+                mark=CheckpointId(step),
+                reason="every_steps",
+                members=(0, 1),
+                groups=((("w",), 16),),
+                meta={"step": step},
+                digests={"model": held},
+            ),
+        )
+
+    def deliver(self, step, worker):
+        """It has written it."""
+        with Store(self._settings.directory / "store") as store:
+            share = store.put_share(State({"w": torch.arange(4.0) + step}))
+        self._checkpoints.told(worker, Delivered(CheckpointId(step), share))
 
     def nothing(self, *_):
         """What would be done to workers."""
@@ -73,15 +95,9 @@ def test_nothing_unsound_is_stored_after_it_was_dropped(tmp_path, monkeypatch):
     monkeypatch.setattr(checkpoints, "go_back_to", dropped)
     monkeypatch.setattr(thread, "join", join)
     shell._emit(StepCommitted(step=8, generation=1, world_size=2, batches=()))
-    mark = CheckpointId(8)
-    offer = Offer(
-        mark=mark, reason="every_steps", members=(0, 1), groups=((("w",), 16),), meta={"step": 8}
-    )
-    checkpoints.told(0, offer)
+    shell.offer(8, 0)
     checkpoints.lost(1)  # what it held nobody knows
-    with Store(tmp_path / "store") as store:
-        share = store.put_share(State({"w": torch.arange(4.0)}))
-    checkpoints.told(0, Delivered(mark, share))
+    shell.deliver(8, 0)
     assert begun.wait(20)
     shell._emit(
         ReplicasDiverged(
@@ -92,3 +108,28 @@ def test_nothing_unsound_is_stored_after_it_was_dropped(tmp_path, monkeypatch):
     assert [event.step for event in shell.events if isinstance(event, StateStored)] == [8]
     with Store(tmp_path / "store", read_only=True) as store:
         assert "r/last" not in store.tags()
+
+
+def test_nothing_unsound_is_left_where_it_was_found_too_late_to_go_back(tmp_path, monkeypatch):
+    """Two States were stored without a worker that was late, and holds something else."""
+    shell = Alone(tmp_path)
+    checkpoints = shell._checkpoints
+    shell._emit(StepCommitted(step=12, generation=1, world_size=2, batches=()))
+    shell.offer(4, 1)
+    for step in (4, 8, 12):
+        shell.offer(step, 0)
+        shell.deliver(step, 0)
+        assert checkpoints.settle(20)
+        monkeypatch.setattr(coordinator, "PATIENCE_S", 0.0)
+    stored = [event for event in shell.events if isinstance(event, StateStored)]
+    assert [(event.step, event.compared) for event in stored] == [
+        (4, True),
+        (8, False),
+        (12, False),
+    ]
+    shell.offer(12, 1, held="another")
+    assert checkpoints.settle(20)
+    shell._close()
+    assert [event.outcome for event in shell.events if isinstance(event, RunEnded)] == ["failed"]
+    with Store(tmp_path / "store", read_only=True) as store:
+        assert store.tags()["r/last"] == stored[0].ref
