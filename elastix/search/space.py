@@ -56,17 +56,16 @@ def _gathered(parts: ConfigurationSpace | Iterable[Clause], what: str) -> Config
         _check_exact(parts, what)
         return parts
     kinds = "hyperparameters, conditions and forbidden clauses"
-    whose = what
-    what = f"{what} must be a ConfigurationSpace, or a list of {kinds}"
+    rule = f"{what} must be a ConfigurationSpace, or a list of {kinds}"
     if not isinstance(parts, Iterable) or isinstance(parts, Hyperparameter):
-        raise ConfigError(f"{what}, not {parts!r}. Nothing was made.")
+        raise ConfigError(f"{rule}, not {parts!r}. Nothing was made.")
     try:
         given = list(parts)
     except TypeError as error:  # a tensor without dimensions
-        raise ConfigError(f"{what}, not {parts!r}. Nothing was made.") from error
+        raise ConfigError(f"{rule}, not {parts!r}. Nothing was made.") from error
     for part in given:
         if not isinstance(part, _CLAUSES):
-            raise ConfigError(f"{what}; {part!r} is none of these. Nothing was made.")
+            raise ConfigError(f"{rule}; {part!r} is none of these. Nothing was made.")
     space = ConfigurationSpace()
     try:
         space.add([part for part in given if isinstance(part, Hyperparameter)])
@@ -74,11 +73,11 @@ def _gathered(parts: ConfigurationSpace | Iterable[Clause], what: str) -> Config
     except ForbiddenValueError as error:  # ConfigSpace tries the defaults at once
         clause = str(error).partition("clause: ")[2].replace("Forbidden: ", "")
         raise ConfigError(
-            f"{whose} forbids its own defaults ({clause}). Nothing was made. Give a hyperparameter "
+            f"{what} forbids its own defaults ({clause}). Nothing was made. Give a hyperparameter "
             "another one: Integer(..., default=...)."
         ) from error
     except (ValueError, KeyError) as error:  # ConfigSpace's own errors are of these
-        raise ConfigError(f"{what} that fit: {error}. Nothing was made.") from error
+        raise ConfigError(f"{rule} that fit: {error}. Nothing was made.") from error
     _check_exact(space, what)
     return space
 
@@ -95,7 +94,7 @@ def _check_exact(space: ConfigurationSpace, what: str) -> None:
         low, high = int(part.lower), int(part.upper)
         if max(-low, high, high - low) > _EXACT:
             raise ConfigError(
-                f"{what.partition(' must be')[0]}: {part.name!r} is a whole number from {low} to "
+                f"{what}: {part.name!r} is a whole number from {low} to "
                 f"{high}, and beyond {_EXACT} (2**53), or in a range that is larger, searchers "
                 "would round it. Nothing was made. Take a smaller range and add an offset in the "
                 "train function, or an exponent, or a Categorical."
