@@ -142,9 +142,10 @@ class Endings:
     def _lost(self, case: Case, ended: Ended) -> None:
         case.losses_of_workers += 1
         if case.losses_of_workers <= self._max_losses:
-            self._again(case, f"{ended.worker} died")
+            of_itself = ended.worker and ended.error is None
+            self._again(case, f"{ended.worker} died" if of_itself else ended.summary)
             return
-        cause = f"its worker died {case.losses_of_workers} times: {ended.summary}"
+        cause = f"its worker was lost {case.losses_of_workers} times: {ended.summary}"
         self._fail(case, ended, cause, cause)
 
     def _raised(self, case: Case, ended: Ended) -> None:

@@ -320,7 +320,7 @@ def test_a_trial_that_always_kills_its_worker_is_given_up(cluster, tmp_path):
     for trial in results:
         bad = trial.config["depth"] == 2
         assert trial.state is (TrialState.FAILED if bad else TrialState.FINISHED)
-        assert not bad or "died 2 times" in trial.traceback
+        assert not bad or "lost 2 times" in trial.traceback
 
 
 @pytest.mark.parametrize(

@@ -340,8 +340,13 @@ class Pool:
             traceback=str(value),
         )
 
-    def _dead(self, handle: _WorkerHandle, error: BaseException) -> list[WorkReport | Ended]:
-        """Its first work is lost with it, what was queued is not: that goes to others."""
+    def _dead(
+        self, handle: _WorkerHandle, error: BaseException, *, silent: bool = False
+    ) -> list[WorkReport | Ended]:
+        """Its first work is lost with it, what was queued is not: that goes to others.
+
+        Nor is the first, if it came when the worker was `silent` already.
+        """
         del self._handles[handle.number]
         self._packer.leave(handle.number)
         _end(handle)
@@ -354,9 +359,10 @@ class Pool:
                     f"one of: {error}. The pool was given up. Look at the workers' logs; an "
                     "import that crashes and too little memory are the usual causes."
                 ) from error
-        elif handle.inhand:  # the campaign tells which trial was lost
+        elif handle.inhand or silent:  # the campaign tells which trial was lost
             self._deaths.told(said.node, said.pid)
-        starved = said is not None and bool(handle.inhand) and self._was_starved(said, error)
+        in_hand = said if handle.inhand and not silent else None
+        starved = in_hand is not None and self._was_starved(in_hand, error)
         self._spawn()
         cause = str(error).splitlines()[0] if str(error) else type(error).__name__
         if starved:
@@ -364,12 +370,16 @@ class Pool:
         # One that was alone may have been the victim of somebody else's process.
         alone = all(given.placement.alone for given in islice(handle.inhand, 1))
         first = EndedKind.STARVED if starved and not alone else EndedKind.LOST
+        if silent and handle.begun_s > handle.asked_s:
+            first = EndedKind.RETURNED
+        if silent and (first is EndedKind.RETURNED or not handle.inhand):
+            logger.warning("%s, was ended and is replaced; no trial is lost", error)
         return [
             Ended(
                 number=given.work.number,
                 kind=EndedKind.RETURNED if place else first,
                 summary=cause,
-                worker=f"worker {handle.number}",
+                worker="" if silent else f"worker {handle.number}",  # it did not die by itself
                 reserved_bytes=given.placement.reserved,
                 alone=given.placement.alone,
             )
@@ -441,7 +451,10 @@ class Pool:
         return said.kills
 
     def _ask(self) -> list[WorkReport | Ended]:
-        """Ask workers that are long at it what was reported; those that are silent are lost."""
+        """Ask workers what was reported; those that are silent are lost.
+
+        Also who is idle: one that is stopped is not to be given one trial after the other.
+        """
         now, lost = time.monotonic(), list[WorkReport | Ended]()
         limit_s = max(self._failure.hang_timeout_s, self._failure.start_timeout_s)
         away_s, self._looked_s = now - self._looked_s, now
@@ -451,8 +464,9 @@ class Pool:
                 handle.asked_s = min(now, handle.asked_s + away_s - limit_s / 4)
             if handle.asked is not None and now - handle.asked_s > limit_s:
                 _end_silent(handle)
-                lost += self._dead(handle, SearchError(f"it answered nothing for {limit_s:g} s"))
-            elif handle.inhand and handle.asked is None and now - handle.asked_s > _ASK_EVERY_S:
+                told = f"worker {handle.number} answered nothing for {limit_s:g} s"
+                lost += self._dead(handle, SearchError(told), silent=True)
+            elif handle.ready and handle.asked is None and now - handle.asked_s > _ASK_EVERY_S:
                 handle.asked_s, handle.asked_of = now, handle.first
                 handle.asked = handle.actor.reports.remote(handle.seen)
                 _hear_of_deaths(handle)

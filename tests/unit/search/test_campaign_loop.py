@@ -272,7 +272,7 @@ def test_a_trial_that_kills_every_worker_fails(tmp_path):
     rig = Rig(tmp_path, lambda w: finishes(w) if w.number != 2 else ([], "lost"), max_losses=3)
     trials = rig.run(Budget(trials=5))
     assert trials[2].state is TrialState.FAILED
-    assert "died 4 times" in trials[2].traceback
+    assert "lost 4 times" in trials[2].traceback
     assert rig.executor.ran.count(2) == 4
 
 

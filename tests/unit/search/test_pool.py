@@ -136,11 +136,11 @@ def asked(monkeypatch, since_s, looked_s):
     for handle, silent in zip(pool._handles.values(), (since_s, 1.0), strict=True):
         assert handle.asked is not None
         handle.asked_s -= silent
+        handle.begun_s = handle.asked_s
     pool._looked_s -= looked_s
     monkeypatch.setattr("elastix.search.executors.pool._end_silent", killed.append)
     monkeypatch.setattr("elastix.search.executors.pool._end", lambda handle: None)
     monkeypatch.setattr(pool, "_spawn", lambda: None)
-    monkeypatch.setattr(pool, "_was_starved", lambda *_: False)
     return pool, killed
 
 
@@ -149,8 +149,24 @@ def test_a_worker_that_answers_nothing_is_killed_and_its_trial_is_lost(monkeypat
     (lost,) = pool._ask()
     assert [handle.number for handle in killed] == [0]
     assert (lost.number, lost.kind) == (0, EndedKind.LOST)
-    assert lost.summary == "it answered nothing for 300 s"
+    assert (lost.worker, lost.summary) == ("", "worker 0 answered nothing for 300 s")
     assert list(pool._handles) == [1]
+
+
+def test_a_worker_that_is_stopped_while_idle_costs_no_trial(monkeypatch):
+    """It did not begin: else a trial that meets one after the other would be given up."""
+    pool, killed = with_workers(0), []
+    monkeypatch.setattr("elastix.search.executors.pool._end_silent", killed.append)
+    monkeypatch.setattr("elastix.search.executors.pool._end", lambda handle: None)
+    monkeypatch.setattr(pool, "_spawn", lambda: None)
+    pool._ask()
+    idle = pool._handles[0]
+    assert idle.asked is not None
+    pool.submit(Work(number=7, name="a-00007", config={}, seed=2))
+    idle.asked_s -= 301.0
+    (back,) = pool._ask()
+    assert (back.number, back.kind, killed) == (7, EndedKind.RETURNED, [idle])
+    assert not pool._handles
 
 
 @pytest.mark.parametrize(("since_s", "looked_s"), [(299.0, 1.0), (1000.0, 900.0)])

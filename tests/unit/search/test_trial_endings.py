@@ -9,6 +9,7 @@ from elastix.errors import (
     EveryTrialFailed,
     NeverReported,
     NotFound,
+    QuorumLost,
     SearchError,
     StoreDamaged,
     StoreError,
@@ -134,8 +135,21 @@ def test_a_lost_worker_is_no_fault_of_the_trial_until_it_was_once_too_often(make
     assert desk.ends(case, "lost", worker="w1") is WAITING
     assert (list(desk.book.waiting), case.results) == ([1], {})
     assert desk.ends(case, "lost", summary="killed") is FAILED
-    assert case.trial.traceback == "its worker died 2 times: killed"
+    assert case.trial.traceback == "its worker was lost 2 times: killed"
     assert [event.cause for event in desk.said(TrialLost)] == ["w1 died"]
+
+
+@pytest.mark.parametrize(
+    "ended",
+    [
+        {"summary": "worker 3 answered nothing for 300 s"},
+        {"worker": "worker 3", "summary": "too few", "error": QuorumLost("too few")},
+    ],
+)
+def test_of_a_worker_that_did_not_die_it_is_not_said(make, ended):
+    desk = make(max_losses=1)
+    desk.ends(desk.runs(0.5), "lost", **ended)
+    assert [event.cause for event in desk.said(TrialLost)] == [ended["summary"]]
 
 
 def test_what_it_reported_after_the_state_that_it_goes_on_from_is_reported_again(make):
