@@ -179,7 +179,11 @@ def test_a_run_that_goes_on_can_be_looked_at_and_says_so():
     last = training.progress.last_t
     page = training_page("r", "s", training, None, last + 1)
     assert (page.status, page.live) == ("running", True)
-    assert training_page("r", "s", training, None, last + 999).status == "silent"
+    assert "Still going on: this is how it stood at" in render(page)
+    silent = training_page("r", "s", training, None, last + 999)
+    assert silent.status == "silent"
+    assert "Still going on" not in render(silent)
+    assert "it may have been killed" in render(silent)
     assert training.bars[0].stop == training.length_s
 
 
