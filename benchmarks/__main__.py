@@ -46,7 +46,8 @@ class Entry(NamedTuple):
         return [sys.executable, "-m", module, "--out", out, *shlex.split(self.options)]
 
 
-_EXACT_TIMED = "cost_mlp cost_convnet stall pace shares shadow dcp"
+_EXACT_TIMED = "stall pace shares shadow dcp"
+_EXACT_MANY = "--rounds 16 --steps 10 --parts cost_mlp"
 _EXACT_COUNTED = "byte_equal flips guard quiet all_killed compiled_convnet compiled_transformer"
 _FEW = "--rounds 2 --steps 3 --schedules 2 --flips 2 --faults 2 --kills 1 --parts all_killed"
 _SIZE_FEW = "--models 1000 3000 --trials 100 400 --workers 6 --seconds 3"
@@ -63,7 +64,7 @@ ENTRIES = (
     Entry("timed", "estimate", 2),
     Entry("timed", "install", 2),
     Entry("timed", "startup", 2),
-    Entry("timed", "exact", 9, f"--rounds 16 --steps 10 --parts {_EXACT_TIMED} torchft"),
+    Entry("timed", "exact", 9, f"{_EXACT_MANY} cost_convnet {_EXACT_TIMED} torchft"),
     Entry("timed", "adapters", 6, "--rounds 5 --steps 40"),
     Entry("timed", "crews", 10, f"--rounds 4 --torchft-python {shlex.quote(sys.executable)}"),
     Entry("timed", "size", 8, "--rounds 3 --parts events hour campaign workers"),
@@ -81,7 +82,7 @@ ENTRIES = (
     Entry("endurance", "endurance", 37, "--seconds 2100 --harms 440"),
     Entry("short", "overhead", 0.5, "--rounds 4 --steps 3"),
     Entry("short", "recovery", 1, "--repeats 1 --systems elastix"),
-    Entry("short", "exact", 1.4, f"{_FEW} byte_equal flips guard {_EXACT_TIMED}"),
+    Entry("short", "exact", 1, f"{_FEW} byte_equal flips guard cost_mlp {_EXACT_TIMED}"),
     Entry("short", "endurance", 1.2, "--seconds 40 --harms 10"),
     Entry("short", "size", 0.4, f"--parts store campaign workers {_SIZE_FEW}"),
 )
