@@ -13,7 +13,7 @@ SCRIPTS = sorted(path.relative_to(ROOT).as_posix() for path in ROOT.glob("exampl
 SCRIPTS.remove("examples/search.py")  # as short as can be
 
 
-SOON = ["examples/search_then_train.py", "examples/quantize.py", "jobs/demo.py"]
+SOON = ["examples/search_then_train.py", "jobs/demo.py"]
 LATER = [pytest.param(script, marks=pytest.mark.slow) for script in SCRIPTS if script not in SOON]
 
 
