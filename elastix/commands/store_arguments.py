@@ -13,6 +13,8 @@ STORE = "runs/store"
 
 def expanded(store: str) -> str:
     """`--store=~/models`: the shell leaves that as it is."""
+    if not store:  # a variable that is not set: the shell's own folder was not meant
+        raise typer.BadParameter("it is empty. Name the directory of the store.")
     return os.path.expanduser(store)  # noqa: PTH111 - a URI is no path
 
 

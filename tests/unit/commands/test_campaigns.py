@@ -224,6 +224,10 @@ def test_a_store_without_campaigns_is_said_to_be_and_a_wrong_folder_too(tmp_path
     empty = CliRunner().invoke(cli.app, ["campaign", "list", "--store", str(tmp_path)])
     assert empty.exit_code == 0
     assert f"{tmp_path} has no campaigns" in empty.stderr
+    for asked in (["campaign", "list"], ["report", "run"], ["runs", "list"]):  # not of this folder
+        unset = CliRunner().invoke(cli.app, [*asked, "--store", ""])
+        assert unset.exit_code == 2
+        assert "it is empty" in unset.output
 
 
 def test_any_limit_of_a_budget_can_be_raised_by_command(tmp_path, monkeypatch):
