@@ -126,11 +126,15 @@ class Checkpoints:
         self._line = () if chosen is None else (chosen.ref,)
         return chosen
 
-    def go_back_to(self, steps: Collection[int]) -> Kept | None:
-        """Go on from the last State of these steps; later ones are dropped. None: there is none.
+    def go_back_to(self, steps: Collection[int]) -> tuple[Kept | None, list[StateDropped]]:
+        """Go on from the last State of these steps, or from none; what came later is dropped.
 
         To be called when all workers were given up.
+
+        Returns:
+            That State; and what belongs into the journal.
         """
+        dropped = []
         there = [kept for kept in self._kept if kept.step in steps]
         chosen = max(there, key=lambda kept: kept.step, default=None)
         if chosen is not None:
@@ -138,11 +142,11 @@ class Checkpoints:
         for later in list(self._kept):
             if chosen is None or later.step > chosen.step:
                 self._drop(later)
-                self._emit(StateDropped(ref=later.ref, step=later.step))
+                dropped.append(StateDropped(ref=later.ref, step=later.step))
         self._tag_best()
         self._line = self._origin if chosen is None else (chosen.ref,)
         self._line_before = ()
-        return chosen
+        return chosen, dropped
 
     def descend_from(self, parents: tuple[Ref, ...]) -> None:
         """The run begins, and these are the models that it begins from."""

@@ -170,6 +170,16 @@ class RunState:
             crews_lost=set(self.crews_lost),
         )
 
+    @property
+    def sound(self) -> set[int] | None:
+        """Steps of stored States to go back to, as workers had parted unseen; None: of any.
+
+        Whoever had parted was seen to hold them as all did: it was as it should be until then.
+        """
+        if self.parted is None or not self.parted.unseen:
+            return None
+        return {step for step in self.compared if step <= self.parted.step}
+
     def takes(self, step: int, generation: int | None) -> bool:
         """Whether a step was committed, and in that generation; None: in any."""
         found = [taken for first, taken in self.taken if first <= step]

@@ -181,15 +181,12 @@ class Shell(ABC):
             )
 
     def _stored(self) -> Resumed:
-        """Where the run goes on from if nobody has the State.
-
-        If steps that count may have been computed from what one worker alone held, that is a State
-        that this worker was seen to hold as all others did: it was as it should be until then.
-        """
+        """Where the run goes on from if nobody has the State; what is unsound is dropped."""
         state, again = self._log.state, 0
-        if state.parted is not None and state.parted.unseen:
-            sound = {step for step in state.compared if step <= state.parted.step}
-            last = self._checkpoints.go_back_to(sound)
+        if state.sound is not None:
+            last, dropped = self._checkpoints.go_back_to(state.sound)
+            for event in dropped:
+                self._emit(event)
             again = state.step - (last.step if last else 0)
         else:
             last = self._checkpoints.last()

@@ -2,15 +2,26 @@
 
 from collections.abc import Iterable
 from dataclasses import replace
+from pathlib import Path
 
 from elastix.config import RestoreConfig
 from elastix.data.left_out import KINDS, LeftOut
 from elastix.errors import ConfigError, NotFound
-from elastix.events import Event, Resumed, SamplesLeftOut
+from elastix.events import (
+    Event,
+    ReplicasDiverged,
+    Resumed,
+    SamplesLeftOut,
+    StateDropped,
+    StateStored,
+)
 from elastix.observe import journal
 from elastix.train.checkpoint import restore
 from elastix.train.checkpoint.coordinator import Checkpoints
+from elastix.train.control.run_state import RunState
 from elastix.train.replica.link import Settings
+
+_OF_STATES = (StateStored, StateDropped, ReplicasDiverged, Resumed)
 
 
 def begin(
@@ -35,6 +46,8 @@ def begin(
             f"{path} is gone, and with it the account of the samples that the State has seen. "
             "Nothing was started. Restore the journal from a backup, or give the run another name."
         )
+    told = _unsound(checkpoints, path)
+    last = checkpoints.last()
     start = wanted.step if wanted.step is not None else (last.step if last else 0)
     leave_out = wanted.leave_out
     new = restore.samples_of(leave_out, journal.read(path), start) if leave_out else {}
@@ -44,7 +57,6 @@ def begin(
             "leave_out needs a stored State to go back to, and the run has none. Nothing was "
             "changed. Begin it under another name, without those samples in the dataset."
         )
-    told: list[Event] = []
     if chosen is None and settings.model_source is not None:
         checkpoints.descend_from(settings.model_source.parents)
     paused = settings.model_source.resume() if settings.model_source is not None else None
@@ -54,6 +66,14 @@ def begin(
         told.append(Resumed(step=chosen.step if chosen else 0, ref=chosen.ref if chosen else ""))
     told += [SamplesLeftOut(loader=loader, spans=spans) for loader, spans in new.items()]
     return told, _leaving_out(settings, told)
+
+
+def _unsound(checkpoints: Checkpoints, path: Path) -> list[Event]:
+    """What a run that was killed did not come to drop, when it was to go back from it."""
+    before = RunState()
+    for event in journal.read_only(path, *_OF_STATES):
+        before.take(event)
+    return [] if before.sound is None else [*checkpoints.go_back_to(before.sound)[1]]
 
 
 def going_back(settings: Settings, stored: Resumed | None = None) -> Settings:

@@ -1,15 +1,18 @@
 """What shells have in common: the end of a run in which workers have parted. No processes."""
 
 import threading
+from unittest.mock import ANY
 
 import torch
 
-from elastix.config import CheckpointConfig, FailureConfig
+from elastix.config import CheckpointConfig, FailureConfig, RestoreConfig
 from elastix.events import (
     Events,
     ReplicasDiverged,
+    Resumed,
     RunEnded,
     RunStarted,
+    StateDropped,
     StateStored,
     StepCommitted,
 )
@@ -19,6 +22,7 @@ from elastix.train.checkpoint import coordinator
 from elastix.train.checkpoint.assembly import CheckpointId, Delivered, Offer
 from elastix.train.control.terms import RunTerms
 from elastix.train.record.conductor_shell import Shell
+from elastix.train.record.start_or_resume import begin
 from elastix.train.replica.link import Settings
 
 
@@ -133,3 +137,34 @@ def test_nothing_unsound_is_left_where_it_was_found_too_late_to_go_back(tmp_path
     assert [event.outcome for event in shell.events if isinstance(event, RunEnded)] == ["failed"]
     with Store(tmp_path / "store", read_only=True) as store:
         assert store.tags()["r/last"] == stored[0].ref
+
+
+def test_what_a_run_did_not_live_to_drop_the_next_one_does_not_go_on_from(tmp_path):
+    """It was killed when it had said that all go back, and nothing more."""
+    shell = Alone(tmp_path)
+    checkpoints = shell._checkpoints
+    shell._emit(StepCommitted(step=8, generation=1, world_size=2, batches=()))
+    shell.offer(4, 1)
+    shell.offer(4, 0)
+    shell.deliver(4, 0)
+    assert checkpoints.settle(20)
+    shell.offer(8, 0)
+    checkpoints.lost(1)
+    shell.deliver(8, 0)
+    assert checkpoints.settle(20)
+    first, second = (event for event in shell.events if isinstance(event, StateStored))
+    shell._emit(
+        ReplicasDiverged(
+            step=8, workers=(0, 2), apart=(2,), parts=("model",), cure="went back", unseen=True
+        )
+    )
+    shell._log.close()
+    checkpoints.close()
+    kept = coordinator.Checkpoints(Store(tmp_path / "store"), "r", checkpoints._config)
+    assert kept.last().step == 8
+    told, _ = begin(kept, shell._settings, RestoreConfig())
+    assert told == [
+        StateDropped(ref=second.ref, step=8, t=ANY),
+        Resumed(step=4, ref=first.ref, t=ANY),
+    ]
+    kept.close()
