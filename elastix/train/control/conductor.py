@@ -383,12 +383,13 @@ class Conductor:
         self._found_with_fewer()
         return self._done()
 
-    def went_back(self, stored: Resumed, now: float) -> list[Action]:
+    def went_back(self, stored: Resumed, now: float, *, anew: bool = False) -> list[Action]:
         """What was not stored is given up: found the group anew, from a shadow's State or this.
 
         If it is held in parts, by those who hold them: as the next worker, and as long as it is
         alone nobody else can found the group. Nothing is given up if a joiner has come in: what it
-        was given it may have said after all others were lost.
+        was given it may have said after all others were lost. With `anew` not even who is about to
+        start is of use: it was told something else than those who are started from now on.
         """
         apart, self._going_back = self._divergences.goes_back, False
         if not apart and self._roster.holders:
@@ -403,7 +404,7 @@ class Conductor:
             self._push(self._roster.start_over(heir))
             return self._done()
         self.founder = self._next_worker if stored.held else None
-        self._clear_out(held=stored.held)
+        self._clear_out(all_of_them=stored.held or anew)
         self._write(stored)
         self._push(self._roster.start_over(founders=1 if stored.held else self._terms.founders))
         self._fill(now)
@@ -606,9 +607,9 @@ class Conductor:
         if member.node:
             self._nodes[member.node].pop(worker, None)
 
-    def _clear_out(self, *, held: bool = False) -> None:
-        """End those who have what is given up, or all if it is `held` by others."""
-        for worker in [w for w, member in self._workers.items() if member.ready or held]:
+    def _clear_out(self, *, all_of_them: bool = False) -> None:
+        """End those who have what is given up, or all."""
+        for worker in [w for w, member in self._workers.items() if member.ready or all_of_them]:
             # A joiner that has caught up halfway must not pass for one that has the State.
             self._roster.lost(worker)
             self._take_out(worker)

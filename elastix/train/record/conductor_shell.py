@@ -206,14 +206,16 @@ class Shell(ABC):
         self._checkpoints.give_up()
         settings = going_back(self._settings)
         with self._lock:
-            self._settings = settings
+            before, self._settings = self._settings.left_out, settings
             self._do(self._conductor.judge(time.monotonic()))
             try:
                 stored = self._stored()
             except StoreError as error:
                 self._conductor.fail(error)
                 return
-            self._do(self._conductor.went_back(stored, time.monotonic()))
+            # Whoever was started before would draw other samples than the others.
+            anew = self._settings.left_out != before
+            self._do(self._conductor.went_back(stored, time.monotonic(), anew=anew))
 
     def _close(self) -> None:
         """The run is over: end its workers, and what is kept of it."""

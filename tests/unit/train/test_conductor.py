@@ -1317,6 +1317,26 @@ def test_that_processors_differ_is_said_once_also_by_another_conductor():
     assert told[1:] == [{"processor b", "processor c"}]
 
 
+@pytest.mark.parametrize("anew", [False, True])
+def test_who_was_told_something_else_does_not_found_the_group_anew(anew):
+    world = World(2)
+    world.stored_step = 3
+    world.play(20.0)
+    conductor, now = world.conductor, world.now
+    conductor.died(0, now)
+    conductor.room(1, more=True, now=now)
+    conductor.tick(now + 1)
+    early = started(conductor.tick(now + 2))
+    conductor.died(1, now + 2)
+    conductor.tick(now + 2)
+    assert conductor.phase is Phase.GOING_BACK
+    actions = conductor.went_back(Resumed(step=3, ref="stored"), now + 2, anew=anew)
+    assert early
+    assert {action.worker for action in actions if isinstance(action, EndWorker)} == (
+        set(early) if anew else set()
+    )
+
+
 def goes_on_from_parts(world):
     """All workers are lost, and processes of theirs hold the State after the last step."""
     conductor = world.conductor

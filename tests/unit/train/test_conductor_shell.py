@@ -12,6 +12,7 @@ from elastix.events import (
     Resumed,
     RunEnded,
     RunStarted,
+    SamplesLeftOut,
     StateDropped,
     StateStored,
     StepCommitted,
@@ -137,6 +138,20 @@ def test_nothing_unsound_is_left_where_it_was_found_too_late_to_go_back(tmp_path
     assert [event.outcome for event in shell.events if isinstance(event, RunEnded)] == ["failed"]
     with Store(tmp_path / "store", read_only=True) as store:
         assert store.tags()["r/last"] == stored[0].ref
+
+
+def test_who_was_started_before_a_batch_was_left_out_is_of_no_use_after_going_back(
+    tmp_path, monkeypatch
+):
+    """It would draw that batch, and the others would not."""
+    shell, told = Alone(tmp_path), []
+    monkeypatch.setattr(shell._conductor, "went_back", lambda *_, anew: told.append(anew) or [])
+    shell._go_back()
+    shell._emit(SamplesLeftOut(loader=0, spans=((0, 4),), step=3))
+    shell._go_back()
+    shell._go_back()
+    assert told == [False, True, False]
+    shell._close()
 
 
 def test_what_a_run_did_not_live_to_drop_the_next_one_does_not_go_on_from(tmp_path):
