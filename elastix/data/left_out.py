@@ -11,13 +11,10 @@ class LeftOut:
 
     The guard leaves a batch out for what workers have computed. If all go back since that may have
     been wrong, what was left out after the State that they go back to is used as ever.
-
-    Attributes:
-        told: what stands, in order.
     """
 
     def __init__(self, events: Iterable[Event] = ()) -> None:
-        self.told: list[SamplesLeftOut] = []
+        self._told: list[tuple[int, SamplesLeftOut]] = []  # States of later steps have it
         self._parted = False
         for event in events:
             self.take(event)
@@ -25,13 +22,20 @@ class LeftOut:
     def take(self, event: Event) -> None:
         """One more event; others than KINDS change nothing."""
         if isinstance(event, SamplesLeftOut):
-            self.told.append(event)
+            self._told.append((event.step, event))
         elif isinstance(event, ReplicasDiverged):
             self._parted = self._parted or (event.unseen and event.cure == "went back")
         elif isinstance(event, Resumed):
             if self._parted:
-                self.told = [one for one in self.told if one.step < event.step]
+                self._told = [(step, one) for step, one in self._told if step < event.step]
+            else:  # those that are stored from here on have been told of all of it
+                self._told = [(min(step, event.step), one) for step, one in self._told]
             self._parted = False
+
+    @property
+    def told(self) -> list[SamplesLeftOut]:
+        """What stands, in order."""
+        return [one for _, one in self._told]
 
     @property
     def spans(self) -> dict[int, tuple[Span, ...]]:

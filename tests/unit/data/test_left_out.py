@@ -41,6 +41,15 @@ def test_what_was_left_out_for_what_a_worker_may_have_computed_wrongly_is_used(f
     assert told.spans == {0: left}
 
 
+@pytest.mark.parametrize(("step", "left"), [(2, ((0, 4), (8, 16))), (1, ((0, 4),))])
+def test_what_a_state_was_stored_with_stays_left_out(step, left):
+    """All were lost, and went on from State 1 without what was left out later: it is in State 2."""
+    late = SamplesLeftOut(loader=0, spans=((12, 16),), step=5)
+    told = LeftOut([ON_PURPOSE, EARLY, late, Resumed(step=1, ref="r"), parted()])
+    told.take(Resumed(step=step, ref="r"))
+    assert told.spans == {0: left}
+
+
 def test_the_account_of_a_run_goes_by_it():
     opened = LoaderOpened(loader=0, length=24, batch_size=4, shuffle=False, seed=0)
 
