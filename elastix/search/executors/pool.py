@@ -30,7 +30,7 @@ from elastix.config import (
     refuse_memory,
 )
 from elastix.data import leaving
-from elastix.errors import ConfigError, Corrupt, SearchError
+from elastix.errors import ConfigError, Corrupt, SearchError, TooNew
 from elastix.observe.journal import Tail
 from elastix.observe.ray_death_messages import Deaths, GroupDeaths
 from elastix.search.executors import trial_memory
@@ -290,8 +290,10 @@ class Pool:
             return []
         if ref == handle.asked:
             handle.asked = None
-            # Work that has ended since has told all at its end, and may be about to run again.
-            if isinstance(answer, BaseException) or handle.first is not handle.asked_of:
+            # Work that has ended since has told all at its end, and may be about to run again; it
+            # may also have begun since.
+            same = handle.first is not None and handle.first is handle.asked_of
+            if isinstance(answer, BaseException) or not same:
                 return []
             handle.seen, told = answer
             return list(told)
@@ -560,7 +562,7 @@ def _hear_of_deaths(handle: _WorkerHandle) -> None:
     """Whose death within a group its journal tells of: Ray need not."""
     if handle.group is not None:
         tail, group = handle.group
-        with contextlib.suppress(Corrupt, OSError):
+        with contextlib.suppress(Corrupt, TooNew, OSError):
             for event in tail.news():
                 group.hear(event)
 

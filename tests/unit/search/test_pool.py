@@ -7,6 +7,9 @@ import ray
 
 from elastix.config import ScalingConfig
 from elastix.errors import ConfigError
+from elastix.observe.journal import Tail
+from elastix.observe.ray_death_messages import GroupDeaths
+from elastix.observe.sealed_lines import seal
 from elastix.search.executors.executor import Ended, EndedKind, Work, WorkReport
 from elastix.search.executors.in_process import execute
 from elastix.search.executors.packer import Placement
@@ -35,6 +38,30 @@ def test_reports_of_a_run_that_has_ended_are_no_news():
     later = WorkReport(number=8, seq=0, metrics={"score": 2.0})
     assert pool._take(handle, "asked again", (2, [later])) == [later]
     assert handle.seen == 2
+
+
+def test_reports_of_a_run_that_began_and_ended_since_its_worker_was_asked_are_no_news():
+    """The worker was idle when it was asked, and is idle again."""
+    pool, report = with_workers(0), WorkReport(number=7, seq=0, metrics={"score": 1.0})
+    pool._ask()
+    handle = pool._handles[0]
+    asked = handle.asked
+    assert asked is not None
+    pool.submit(Work(number=7, name="a-00007", config={}, seed=2))
+    (given,) = handle.inhand
+    ended = Ended(number=7, kind=EndedKind.RAISED, results={0: report.metrics})
+    pool._take(handle, given.ref, packed(ended))
+    assert pool._take(handle, asked, (1, [report])) == []
+
+
+def test_the_pool_goes_on_where_the_journal_of_a_group_is_of_a_later_version(tmp_path):
+    """Of that it asks which deaths were told, and for nothing else."""
+    path = tmp_path / "journal.jsonl"
+    path.write_bytes(seal(b'{"event":"Dreamt","t":3.0}', 0)[0])
+    pool = with_workers(0)
+    pool._handles[0].group = Tail(path), GroupDeaths(pool._deaths)
+    assert pool._ask() == []
+    assert pool._handles[0].asked is not None
 
 
 def test_a_trial_that_waits_for_memory_is_held_back():
