@@ -10,6 +10,7 @@ from elastix.events import (
     ReplicasDiverged,
     Resumed,
     ResumedFromShadow,
+    SamplesLeftOut,
     StateDropped,
     StateStored,
     StepCommitted,
@@ -50,6 +51,7 @@ class RunState:
         stored: the step of the newest State that is in the store, was not taken for its score
             alone, and is not the final one.
         compared: steps of States in the store that all of the group were seen to hold then.
+        left_out: steps after which the guard has left samples out.
         final: the train function has come to its end: the State is stored for good.
         parted: workers were found to hold different States, and all are to go back for it.
         stopping: why the run was asked to end; empty if it was not.
@@ -76,6 +78,7 @@ class RunState:
     processors: frozenset[str] = frozenset()
     stored: int = 0
     compared: set[int] = field(default_factory=set)
+    left_out: set[int] = field(default_factory=set)
     final: bool = False
     parted: ReplicasDiverged | None = None
     stopping: str = ""
@@ -101,6 +104,7 @@ class RunState:
                 self.stored = event.step if event.ref else min(self.stored, event.step)
                 self.compared = {step for step in self.compared if step < event.step}
                 self.compared |= {event.step} if event.ref else set()  # all have begun from it
+                self.left_out = {step for step in self.left_out if step < event.step}
                 self.parted, self.final = None, False
             case ResumedFromShadow():
                 if event.steps_lost:  # what it will send again is known, or void
@@ -137,6 +141,8 @@ class RunState:
                 if event.reason not in ("best", "final"):
                     self.stored = event.step
                 self.final = self.final or event.reason in ("final", "paused")
+            case SamplesLeftOut():
+                self.left_out.add(event.step)
             case StateDropped():
                 self.compared.discard(event.step)
             case ReplicasDiverged() if event.cure == "went back":
@@ -165,6 +171,7 @@ class RunState:
             founding=set(self.founding),
             computes_with=dict(self.computes_with),
             compared=set(self.compared),
+            left_out=set(self.left_out),
             taken=list(self.taken),
             crews=dict(self.crews),
             crews_lost=set(self.crews_lost),
@@ -174,11 +181,12 @@ class RunState:
     def sound(self) -> set[int] | None:
         """Steps of stored States to go back to, as workers had parted unseen; None: of any.
 
-        Whoever had parted was seen to hold them as all did: it was as it should be until then.
+        Whoever had parted was seen to hold them as all did: it was as it should be until then. Of a
+        State after whose step the guard has left samples out it is not known whether it came first.
         """
         if self.parted is None or not self.parted.unseen:
             return None
-        return {step for step in self.compared if step <= self.parted.step}
+        return {step for step in self.compared - self.left_out if step <= self.parted.step}
 
     def takes(self, step: int, generation: int | None) -> bool:
         """Whether a step was committed, and in that generation; None: in any."""

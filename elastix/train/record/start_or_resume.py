@@ -7,21 +7,14 @@ from pathlib import Path
 from elastix.config import RestoreConfig
 from elastix.data.left_out import KINDS, LeftOut
 from elastix.errors import ConfigError, NotFound
-from elastix.events import (
-    Event,
-    ReplicasDiverged,
-    Resumed,
-    SamplesLeftOut,
-    StateDropped,
-    StateStored,
-)
+from elastix.events import Event, Resumed, SamplesLeftOut, StateDropped, StateStored
 from elastix.observe import journal
 from elastix.train.checkpoint import restore
 from elastix.train.checkpoint.coordinator import Checkpoints
 from elastix.train.control.run_state import RunState
 from elastix.train.replica.link import Settings
 
-_OF_STATES = (StateStored, StateDropped, ReplicasDiverged, Resumed)
+_OF_STATES = (StateStored, StateDropped, *KINDS)
 
 
 def begin(

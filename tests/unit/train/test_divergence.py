@@ -7,6 +7,7 @@ from elastix.events import (
     GenerationFormed,
     ReplicasDiverged,
     Resumed,
+    SamplesLeftOut,
     StateDropped,
     StateStored,
     StepCommitted,
@@ -161,3 +162,17 @@ def found(worker, holder=False, shadow=False):
         shadow=shadow,
         operation=9 if has_state else -1,
     )
+
+
+def test_it_goes_back_to_no_state_of_which_it_is_not_known_whether_it_was_before_or_after():
+    """The guard has left samples out after step 8: a State of that step may have that, or not."""
+    state = RunState()
+    for step in (4, 8):
+        facts = {"reason": "every_steps", "stored_bytes": 1, "store_s": 0.1, "compared": True}
+        state.take(StateStored(step=step, ref="r", **facts))
+    state.take(SamplesLeftOut(loader=0, spans=((0, 4),), step=8))
+    assert state.sound is None
+    state.take(Divergences(replaces=True).judge(said(unseen=True), ALL))
+    assert state.sound == {4}
+    state.take(Resumed(step=4, ref="r"))
+    assert (state.sound, state.left_out) == (None, set())
