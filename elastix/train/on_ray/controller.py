@@ -475,6 +475,8 @@ class Controller(Shell):
             if outcome.node and self._slots.avoid(outcome.node):
                 logger.warning("%s", outcome.summary)
             self._through(handle, worker, outcome, time.monotonic())
+            if outcome.node:  # also if that worker was given up before: nobody is started there
+                self._look_for_room()
 
     def _through(self, handle: WorkerHandle, worker: int, outcome: Outcome, now: float) -> None:
         """A process is through with what it was of a worker."""

@@ -85,6 +85,10 @@ class Slots:
     def give_back(self, slot):
         self.unused.append(slot)
 
+    def avoid(self, node):
+        self.unused = [slot for slot in self.unused if slot.node != node]
+        return True
+
 
 class Played(CrewController):
     """Crews of two, on these nodes: process after process."""
@@ -208,6 +212,19 @@ def test_a_process_that_is_of_no_use_is_ended_and_another_takes_its_place(contro
     controller.says(0, Entered(2))
     controller.says(0, RecordEvents(((1, step(1, generation=2)),)))
     assert controller._crews.of(2) == [2, 4]
+
+
+def test_room_on_a_node_that_is_refused_counts_no_more_though_its_worker_was_given_up_before(
+    controller, monkeypatch
+):
+    """The next worker would be started in it, and the controller fail."""
+    controller._slots.unused = [Slot(7, "refused")]
+    controller._look_for_room()
+    assert controller._unused
+    outcome = Outcome(kind=OutcomeKind.OTHER_CODE, node="refused")
+    monkeypatch.setattr("ray.get", lambda _: (5, outcome))
+    controller._ended(Process(99, "refused"))
+    assert not controller._unused
 
 
 def test_nobody_leaves_for_a_node_of_others(controller):
