@@ -516,8 +516,9 @@ class Controller(Shell):
 
     def _start(self, worker: int) -> None:
         slot = self._slots.take()
-        if slot is None:
-            raise RuntimeError(f"no room for worker {worker}")
+        if slot is None:  # since room was counted its node was lost, or is to be taken away
+            self._do(self._conductor.died(worker, time.monotonic()))
+            return
         self._start_process(worker, slot)
         self._handles[worker].actor.run.remote(Life(worker, 0, self._settings))
 
@@ -545,13 +546,17 @@ class Controller(Shell):
         self._kill_process(worker)
 
     def _kill_process(self, process: int) -> None:
-        self._killed.append(self._handles.pop(process).kill())
+        handle = self._handles.pop(process, None)  # None: there was no room for it
+        if handle is not None:
+            self._killed.append(handle.kill())
 
     def _end(self, worker: int) -> None:
         self._handles.pop(worker).end()
 
     def _vacate(self, worker: int, place: Vacated) -> None:
-        slot = self._places.pop(worker)
+        slot = self._places.pop(worker, None)
+        if slot is None:
+            return
         match place:
             case Vacated.FREE | Vacated.DRAINING:  # the slots know which nodes are draining
                 self._slots.give_back(slot)

@@ -4,7 +4,11 @@ import queue
 import threading
 from types import SimpleNamespace
 
+from elastix.config import FailureConfig
+from elastix.events import Events, WorkerNotStarted
+from elastix.train.control.terms import RunTerms
 from elastix.train.on_ray.controller import Controller
+from elastix.train.record.conductor_shell import Shell
 
 
 def test_a_question_to_the_store_waits_until_that_is_open():
@@ -23,3 +27,38 @@ def test_a_question_to_the_store_waits_until_that_is_open():
     controller._checkpoints = SimpleNamespace(store=SimpleNamespace(ledger=ledger))
     controller._opened.set()
     assert answers.get(timeout=20) == {"asked": ()}
+
+
+class Played(Controller):
+    """For two workers, of which it counts more room than there is: without Ray."""
+
+    def __init__(self, slots):
+        failure = FailureConfig(replace=True)
+        sizes = {"founders": 2, "min_workers": 1, "max_workers": 2, "shadows": 0}
+        Shell.__init__(self, RunTerms(failure=failure, first_step_s=300.0, **sizes), Events())
+        self.events, self._slots = [], slots
+        self._settings = SimpleNamespace(processes=1)
+        self._checkpoints = SimpleNamespace(lost=lambda holder: None)
+        self._handles, self._places, self._killed = {}, {}, []
+
+    def _start_process(self, process, slot):
+        actor = SimpleNamespace(run=SimpleNamespace(remote=lambda life: None))
+        self._handles[process] = SimpleNamespace(actor=actor)
+        self._places[process] = slot
+
+    def _emit(self, event, sequence=None):
+        self.events.append(event)
+        return True
+
+
+def test_a_worker_for_which_there_is_no_room_any_more_is_not_waited_for():
+    """Its node was lost when room had been counted, and a step came at that moment."""
+    left = ["a slot"]
+    slots = SimpleNamespace(take=lambda: left.pop() if left else None, draining=set(), more=True)
+    slots.free = 0  # as is found when it is counted again
+    controller = Played(slots)
+    controller._do(controller._conductor.room(2, more=True, now=0.0))
+    assert [*controller._conductor.workers] == [*controller._handles] == [0]
+    (lost,) = controller.events
+    assert isinstance(lost, WorkerNotStarted)
+    assert lost.worker == 1
