@@ -395,7 +395,9 @@ class LocalController(Shell):
         """Whoever is through with its run ends when its line is closed."""
         if worker in self._lines:
             self._processes[worker].kill()
-        (self._lines if worker in self._lines else self._released).pop(worker).close()
+        line = (self._lines if worker in self._lines else self._released).pop(worker, None)
+        if line is not None:  # else there is no process, and why is told
+            line.close()
 
     def _tell(self, to: int | None, message: ToWorker) -> None:
         """To one worker, or to all that are at work. Any thread."""

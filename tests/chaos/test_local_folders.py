@@ -4,7 +4,9 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import textwrap
+from pathlib import Path
 
 import pytest
 
@@ -30,14 +32,13 @@ SCRIPT = """
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("how", ["through", "raises", "interrupted"])
 def test_a_folder_that_nobody_has_named_goes_with_the_process(tmp_path, how):
-    script, there = tmp_path / "script.py", tmp_path / "tmp"
+    script = tmp_path / "script.py"
     script.write_text(textwrap.dedent(SCRIPT))
-    there.mkdir()
-    environment = {**os.environ, "TMPDIR": str(there)}
-    done = subprocess.run(
-        [sys.executable, script, how], env=environment, capture_output=True, text=True, check=False
-    )
-    expected = {"through": 0, "raises": 1, "interrupted": -signal.SIGINT}
-    assert done.returncode == expected[how], done.stderr
-    assert ("no such thing" in done.stderr) == (how == "raises")
-    assert not list(there.glob("elastix-local-*"))
+    with tempfile.TemporaryDirectory() as there:  # of a short path: sockets lie in it
+        environment = {**os.environ, "TMPDIR": there}
+        command = [sys.executable, script, how]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+        expected = {"through": 0, "raises": 1, "interrupted": -signal.SIGINT}
+        assert done.returncode == expected[how], done.stderr
+        assert ("no such thing" in done.stderr) == (how == "raises")
+        assert not list(Path(there).glob("elastix-local-*"))

@@ -188,7 +188,8 @@ def test_one_that_differs_says_so_once_and_is_given_the_state_anew(tmp_path):
     result = run(tmp_path, doomed, checkpoint=CheckpointConfig(every_steps=2))
     assert [e.worker for e in result.events if isinstance(e, ShadowDiffers)] == [2]
     (resumed,) = resumptions(result.events)
-    assert (resumed.worker, resumed.steps_lost, resumed.equal) == (2, 0, True)
+    assert (resumed.steps_lost, resumed.equal) == (0, True)
+    assert resumed.worker in (2, 3)  # the other one, if it has taken the place of the first to die
     check(result, "convnet")
 
 
@@ -291,10 +292,12 @@ def test_what_a_shadow_does_not_live_to_store_the_group_stores(tmp_path):
 def test_a_shadow_that_differs_stores_nothing(tmp_path):
     harm = [Flip(worker=2, tensor="conv1.weight", phase="batch", step=7)]
     witness = Witness(UntilStored(trainables.train, 14, 2), tmp_path)
-    options = {"config": PLAIN, "checkpoint": STORED, "exact": False}
+    options = {"config": {**PLAIN, "step_s": 0.1}, "checkpoint": STORED, "exact": False}
     result = run(tmp_path, with_kills(witness, harm), **options)
     assert [e.worker for e in result.events if isinstance(e, ShadowDiffers)] == [2]
-    assert {10, 12, 14, 15} <= set(stored(result))
+    steps = stored(result).keys()
+    assert steps & {8, 9}  # by the group
+    assert {14, 15} <= steps
     assert 8 not in witness.copied(2)
 
 
