@@ -123,9 +123,9 @@ def test_what_was_computed_from_it_is_computed_again(
 def test_it_may_show_first_in_a_slice_that_is_computed_twice(tmp_path, quiet):
     result = run(tmp_path, EARLY, recompute_every=1)
     (found,) = of(ReplicasDiverged, result)
-    assert found.step < 4
+    assert found.step <= 4  # then its part is compared, if that worker was slow and had no slices
     assert (found.apart, found.cure, found.unseen) == ((1,), "went back", True)
-    assert "gradients" in found.parts
+    assert ("gradients" in found.parts) == (found.step < 4)
     check(result, quiet)
 
 
