@@ -24,9 +24,11 @@ from elastix.events import (
     ReplicasDiverged,
     Resumed,
     ResumedFromShadow,
+    RunStarted,
     ShadowDiffers,
     StateStored,
     StepCommitted,
+    WorkerLeft,
     WorkerLost,
     WorkerStarted,
 )
@@ -188,8 +190,10 @@ def test_one_that_differs_says_so_once_and_is_given_the_state_anew(tmp_path):
     result = run(tmp_path, doomed, checkpoint=CheckpointConfig(every_steps=2))
     assert [e.worker for e in result.events if isinstance(e, ShadowDiffers)] == [2]
     (resumed,) = resumptions(result.events)
-    assert (resumed.steps_lost, resumed.equal) == (0, True)
-    assert resumed.worker in (2, 3)  # the other one, if it has taken the place of the first to die
+    # One that is given the State of another epoch than its loop is in is replaced in an exact run.
+    left = {event.worker for event in result.events if isinstance(event, WorkerLeft)}
+    shadow = 3 if 2 in left else 2
+    assert (resumed.worker, resumed.steps_lost, resumed.equal) == (shadow, 0, True)
     check(result, "convnet")
 
 
@@ -224,8 +228,9 @@ def quiet_digests() -> dict[int, str]:
 def stored(result) -> dict[int, StateStored]:
     """By step; all of an exact run have the bytes of the quiet one."""
     found = {event.step: event for event in result.events if isinstance(event, StateStored)}
-    digests = {step: event.digest for step, event in found.items() if event.digest}
-    assert not digests or digests.items() <= quiet_digests().items()
+    digests = {step: event.digest for step, event in found.items()}
+    exact = any(isinstance(event, RunStarted) and event.exact for event in result.events)
+    assert digests.items() <= quiet_digests().items() if exact else not any(digests.values())
     return found
 
 
@@ -292,12 +297,11 @@ def test_what_a_shadow_does_not_live_to_store_the_group_stores(tmp_path):
 def test_a_shadow_that_differs_stores_nothing(tmp_path):
     harm = [Flip(worker=2, tensor="conv1.weight", phase="batch", step=7)]
     witness = Witness(UntilStored(trainables.train, 14, 2), tmp_path)
-    options = {"config": {**PLAIN, "step_s": 0.1}, "checkpoint": STORED, "exact": False}
+    slow = {**PLAIN, "step_s": 0.3}  # so that the group has heard of it by step 10
+    options = {"config": slow, "checkpoint": STORED, "exact": False}
     result = run(tmp_path, with_kills(witness, harm), **options)
     assert [e.worker for e in result.events if isinstance(e, ShadowDiffers)] == [2]
-    steps = stored(result).keys()
-    assert steps & {8, 9}  # by the group
-    assert {14, 15} <= steps
+    assert {10, 12, 14, 15} <= set(stored(result))
     assert 8 not in witness.copied(2)
 
 
