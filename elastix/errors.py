@@ -57,6 +57,11 @@ class StateError(ElastixError):
 class StoreError(ElastixError):
     """Stored States cannot be read or written as asked."""
 
+    @staticmethod
+    def kind_of(error: OSError) -> "type[StoreError]":
+        """Full if the operating system says that there is no room, else StoreError."""
+        return Full if Full.tells(error) else StoreError
+
 
 class NotFound(StoreError):
     """There is no stored State with that name."""

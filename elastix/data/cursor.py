@@ -33,6 +33,11 @@ def merge(spans: Iterable[Span]) -> tuple[Span, ...]:
     return tuple(merged)
 
 
+def union(spans: Sequence[Span], more: Iterable[Span]) -> tuple[Span, ...]:
+    """The positions of `spans` (sorted, disjoint) and of `more`, each once."""
+    return merge((*spans, *subtract(more, spans)))
+
+
 def take(spans: Iterable[Span], amount: int) -> tuple[tuple[Span, ...], tuple[Span, ...]]:
     """The first `amount` positions, and the rest."""
     taken: list[Span] = []
@@ -193,8 +198,7 @@ class Cursor:
 
     def leave_out(self, spans: Iterable[Span]) -> "Cursor":
         """Never draw these positions, in case they are not drawn yet."""
-        left_out = merge((*subtract(spans, self.left_out), *self.left_out))
-        return Cursor(self.length, self.position, self.owed, left_out)
+        return Cursor(self.length, self.position, self.owed, union(self.left_out, spans))
 
     def give_back(self, spans: Iterable[Span]) -> "Cursor":
         """Owe positions that were drawn and not committed."""

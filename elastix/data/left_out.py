@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from elastix.data.cursor import merge, subtract
+from elastix.data.cursor import union
 from elastix.events import Event, ReplicasDiverged, Resumed, SamplesLeftOut, Span
 
 
@@ -42,8 +42,7 @@ class LeftOut:
         """By loader, the positions."""
         found: dict[int, tuple[Span, ...]] = {}
         for one in self.told:
-            old = found.get(one.loader, ())
-            found[one.loader] = merge((*old, *subtract(one.spans, old)))
+            found[one.loader] = union(found.get(one.loader, ()), one.spans)
         return found
 
 

@@ -58,10 +58,11 @@ class Journal:
             self._file = open(path, "ab", buffering=0, opener=_at_once)  # noqa: SIM115
         except OSError as error:
             self._lock.close()
+            kind = StoreError.kind_of(error)
             cure = "Let this user write it, or move away what is in its place."
-            raise _refused(error)(
+            raise kind(
                 f"the journal {path} cannot be written: {error}. Nothing was started. "
-                f"{'Make room.' if Full.tells(error) else cure}"
+                f"{'Make room.' if kind is Full else cure}"
             ) from error
         try:
             self._inode = os.fstat(self._file.fileno()).st_ino
@@ -113,7 +114,7 @@ class Journal:
                 rest = rest[self._file.write(rest) :]
             self._end = self.size + len(line), after
         except OSError as error:
-            self._torn = _refused(error)(
+            self._torn = StoreError.kind_of(error)(
                 f"{self.path} cannot be written: {error}. Nothing is added to it any more. Make "
                 "room, then call fit() again: it goes on from the last stored State."
             )
@@ -168,7 +169,8 @@ class Journal:
         try:
             os.fsync(self._file.fileno())
         except OSError as error:
-            raise _refused(error)(f"{self.path} cannot be made durable: {error}.") from error
+            kind = StoreError.kind_of(error)
+            raise kind(f"{self.path} cannot be made durable: {error}.") from error
 
     def close(self) -> None:
         """Make it durable, and let others write it.
@@ -195,10 +197,6 @@ class Journal:
         traceback: TracebackType | None,
     ) -> None:
         self.close()
-
-
-def _refused(error: OSError) -> type[StoreError]:
-    return Full if Full.tells(error) else StoreError
 
 
 def lock_of(path: Path) -> Path:

@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from elastix.errors import Corrupt, Full, StoreError
+from elastix.errors import Corrupt, StoreError
 from elastix.observe.run_lock import Lock
 
 _FILE = "notes.json"
@@ -105,5 +105,5 @@ def _write(directory: Path, notes: Notes) -> None:
     except OSError as error:
         with suppress(OSError):
             draft.unlink(missing_ok=True)
-        kind = Full if Full.tells(error) else StoreError
+        kind = StoreError.kind_of(error)
         raise kind(f"{path} cannot be written: {error}. Nothing was changed.") from error

@@ -95,7 +95,7 @@ class Lock:
                     raise
         except OSError as error:
             self._forget()
-            kind = Full if Full.tells(error) else StoreError
+            kind = StoreError.kind_of(error)
             raise kind(f"{path} cannot be written: {error}. Nothing was started.") from error
         except BaseException:
             self._forget()
@@ -181,11 +181,10 @@ def _created(path: Path) -> int:
             # The folder was removed in between; or there can be none: the kernel says the same.
             if isinstance(error, FileNotFoundError) and attempt < _ATTEMPTS:
                 continue
-            full = Full.tells(error)
-            todo = "Make room" if full else "Let this user write there, or name another store"
-            raise (Full if full else StoreError)(
-                f"{path} cannot be locked: {error}. Nothing was changed. {todo}."
-            ) from error
+            kind = StoreError.kind_of(error)
+            cure = "Let this user write there, or name another store"
+            todo = "Make room" if kind is Full else cure
+            raise kind(f"{path} cannot be locked: {error}. Nothing was changed. {todo}.") from error
 
 
 def _in_place(file: int, path: Path) -> bool:

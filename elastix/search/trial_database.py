@@ -420,7 +420,7 @@ def _errors(path: Path) -> Iterator[None]:
             "Restore it from a backup."
         ) from error
     except OSError as error:
-        kind = Full if Full.tells(error) else StoreError
+        kind = StoreError.kind_of(error)
         raise kind(
             f"the campaign's trial database {path} failed: {error}. Nothing was changed."
         ) from error

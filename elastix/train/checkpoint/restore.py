@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from elastix.data.cursor import merge, subtract
+from elastix.data.cursor import merge, union
 from elastix.errors import ConfigError
 from elastix.events import Event, Resumed, Span, StepCommitted
 from elastix.state import Ref, State
@@ -62,6 +62,6 @@ def leaving_out(state: State, spans: Mapping[int, Sequence[Span]]) -> State:
         if key in meta:
             cursor = copy.deepcopy(meta[key])
             old = [(start, stop) for start, stop in cursor.get("left_out", ())]
-            new = merge((*old, *subtract(positions, sorted(old))))
+            new = union(sorted(old), positions)
             meta[key] = {**cursor, "left_out": [list(span) for span in new]}
     return replace(state, meta=meta)

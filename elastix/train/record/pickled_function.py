@@ -10,7 +10,7 @@ from pathlib import Path
 
 from blake3 import blake3
 
-from elastix.errors import Full, StoreError
+from elastix.errors import StoreError
 
 TRAIN = "train.pkl"
 
@@ -36,7 +36,7 @@ def keep_code(path: Path, pickled: bytes) -> None:
         finally:
             draft.unlink(missing_ok=True)
     except OSError as error:
-        kind = Full if Full.tells(error) else StoreError
+        kind = StoreError.kind_of(error)
         raise kind(
             f"{path} cannot be written: {error}. Nothing was started. Make room, or choose another "
             "store."

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable
 from dataclasses import replace
-from pathlib import Path
 
 from elastix.config import RestoreConfig
 from elastix.data.left_out import KINDS, LeftOut
@@ -39,7 +38,8 @@ def begin(
             f"{path} is gone, and with it the account of the samples that the State has seen. "
             "Nothing was started. Restore the journal from a backup, or give the run another name."
         )
-    told = _unsound(checkpoints, path)
+    before = [*journal.read_only(path, *_OF_STATES)]
+    told = _unsound(checkpoints, before)
     last = checkpoints.last()
     start = wanted.step if wanted.step is not None else (last.step if last else 0)
     leave_out = wanted.leave_out
@@ -58,15 +58,15 @@ def begin(
     elif chosen is not None or path.stat().st_size:
         told.append(Resumed(step=chosen.step if chosen else 0, ref=chosen.ref if chosen else ""))
     told += [SamplesLeftOut(loader=loader, spans=spans) for loader, spans in new.items()]
-    return told, _leaving_out(settings, told)
+    return told, replace(settings, left_out=LeftOut((*before, *told)).spans)
 
 
-def _unsound(checkpoints: Checkpoints, path: Path) -> list[Event]:
+def _unsound(checkpoints: Checkpoints, before: Iterable[Event]) -> list[Event]:
     """What a run that was killed did not come to drop, when it was to go back from it."""
-    before = RunState()
-    for event in journal.read_only(path, *_OF_STATES):
-        before.take(event)
-    return [] if before.sound is None else [*checkpoints.go_back_to(before.sound)[1]]
+    state = RunState()
+    for event in before:
+        state.take(event)
+    return [] if state.sound is None else [*checkpoints.go_back_to(state.sound)[1]]
 
 
 def going_back(settings: Settings, stored: Resumed | None = None) -> Settings:
@@ -78,9 +78,6 @@ def going_back(settings: Settings, stored: Resumed | None = None) -> Settings:
         settings: as they were.
         stored: where to, if the journal is yet to be told of that.
     """
-    return _leaving_out(settings, () if stored is None else (stored,))
-
-
-def _leaving_out(settings: Settings, untold: Iterable[Event]) -> Settings:
     told = journal.read_only(settings.directory / "journal.jsonl", *KINDS)
+    untold = () if stored is None else (stored,)
     return replace(settings, left_out=LeftOut((*told, *untold)).spans)
