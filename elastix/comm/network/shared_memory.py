@@ -30,10 +30,13 @@ import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from queue import SimpleQueue
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 FROM_BYTES = 256 << 10
 """Less goes through sockets: there it is a matter of microseconds."""
@@ -332,10 +335,16 @@ class Contribution:
 
     def norm(self, part: slice) -> float:
         """That of a part of the result, as far as it is measured; not to the last bit."""
-        values = self.into[part.start : min(part.stop, self.measured)]
-        if values.dtype not in (torch.float32, torch.float64):
-            return norm_of(values)
-        return math.sqrt(float(torch.dot(values, values)))  # in two thirds of the time
+        of = slice(part.start, min(part.stop, self.measured))
+        if self.into.dtype not in (torch.float32, torch.float64):
+            return norm_of(self.into[of])
+        values = self._array[of]
+        return math.sqrt(np.dot(values, values))
+
+    @cached_property
+    def _array(self) -> NDArray[np.floating]:
+        """The result again, for numpy's dot: it takes about half the time of torch's."""
+        return self.into.numpy()
 
 
 def norm_of(values: torch.Tensor) -> float:
