@@ -52,9 +52,10 @@ def train(ctx: Context) -> None:
     member._state.boundary = timed(member._state.boundary)
     member._copies.finish = timed(member._copies.finish)
     size = 4 * batch
-    x, y = torch.rand(2 * size, 1, 32, 32), torch.randint(10, (2 * size,))
+    amount = ctx.config["steps"] * size  # one epoch, as a copy is waited for at the end of each
+    x, y = torch.rand(amount, 1, 32, 32), torch.randint(10, (amount,))
     loader = ctx.loader(TensorDataset(x, y), batch_size=size, slices=4)
-    for epoch in loader.epochs(ctx.config["steps"] // 2):
+    for epoch in loader.epochs(1):
         for step in epoch:
             for inputs, targets in step:
                 F.cross_entropy(model(inputs), targets).backward()
