@@ -102,7 +102,7 @@ bench bench-counts endurance: $(READY)
 	$(BIN)/python -m benchmarks $(TARGET) $(if $(ONLY),--only $(ONLY))
 
 bench-short: $(READY)
-	$(BIN)/python -m benchmarks short $(if $(ONLY),--only $(ONLY))
+	env --unset=RAY_ADDRESS $(BIN)/python -m benchmarks short $(if $(ONLY),--only $(ONLY))
 
 # Where there is a CUDA device. CI has none. With another Python's packages: make gpu READY= BIN=/usr/bin
 gpu: $(READY)

@@ -14,8 +14,8 @@ import ray
 
 from tests import forked_workers
 
-CPUS = 4
-"""Of two examples at once, each of which has enough with the two that the smallest machine has."""
+CPUS = 6
+"""Of three examples at once: each has enough with the two that the smallest machine has."""
 
 
 def main(command: list[str]) -> int:
