@@ -219,8 +219,9 @@ class Taken(Conflict):
 
 def _taken(by: str, folder: Path) -> Taken:
     return Taken(
-        f"{by} the store in {folder}. It was not opened. Connect to its StoreServer "
-        "(StoreServer.open), open with read_only=True, or close the other one."
+        f"{by} the store in {folder}. It was not opened. Close the other one, connect to its "
+        "StoreServer (StoreServer.open), or only look at it: `elastix store log`, in Python "
+        "Store(path, read_only=True)."
     )
 
 

@@ -20,6 +20,11 @@ from elastix.errors import Corrupt, Full, ReadOnly, StoreError
 from elastix.store.records import ALIGNMENT, Header, Kind, Place, parse_header
 
 SEAL_AT_BYTES = 256 << 20
+NOT_WRITABLE = (
+    "Let this user write there. To look at a store takes no such right: `elastix store log` or "
+    "`show`, in Python Store(path, read_only=True)."
+)
+"""What to do about a store that this user may not write to."""
 Buffer: TypeAlias = bytes | bytearray | memoryview
 NAME = re.compile(r"([0-9a-f]{16})-[0-9]{6}\.pack")
 
@@ -131,7 +136,7 @@ def storage_errors(what: str) -> AbstractContextManager[None]:
         what: was done, such as "opening PATH".
 
     Raises:
-        Full: ENOSPC, EDQUOT. ReadOnly: EROFS, EACCES, EPERM. StoreError: anything else.
+        Full: ENOSPC, EDQUOT, EFBIG. ReadOnly: EROFS, EACCES, EPERM. StoreError: anything else.
     """
     return _StorageErrors(what)
 
@@ -155,9 +160,7 @@ class _StorageErrors(AbstractContextManager[None]):  # no generator: it is enter
                 "retire models and run gc, which needs no free space."
             ) from error
         if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
-            hint = (
-                " To read it only, give read_only=True." if self._what.startswith("opening") else ""
-            )
+            hint = f" {NOT_WRITABLE}" if self._what.startswith("opening") else ""
             raise ReadOnly(f"{text} Nothing was changed.{hint}") from error
         hint = " Raise the limit of open files (ulimit -n)." if error.errno == errno.EMFILE else ""
         raise StoreError(

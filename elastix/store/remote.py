@@ -142,7 +142,7 @@ class RemotePacks:
 
     def view(self, pack: str) -> _Ranges:  # noqa: D102
         path = f"{self._folder}/{check_name(pack)}"
-        with _remote_errors(f"opening {path}"):
+        with _remote_errors(f"reading {path}"):
             return _Ranges(self._fs.open_input_file(path), path)
 
     def tails(self, packs: Sequence[str]) -> Iterator[View | None]:

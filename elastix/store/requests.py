@@ -10,6 +10,7 @@ from elastix.arguments import of_kind
 from elastix.errors import ConfigError, ElastixError, Full, ReadOnly, StoreError
 from elastix.state import Ref
 from elastix.store.index import NONSENSE, Missing, damaged, readable
+from elastix.store.packs import NOT_WRITABLE
 from elastix.store.records import Model, Place
 
 ANY = "*"
@@ -111,7 +112,7 @@ def _of_sqlite(error: sqlite3.Error) -> StoreError:
     if name in ("SQLITE_FULL", NO_SHARED):
         return Full(f"{text} The operation had no effect. Make room, or retire models and run gc.")
     if name.startswith("SQLITE_READONLY"):
-        return ReadOnly(f"{text} Nothing was changed. Open with read_only=True.")
+        return ReadOnly(f"{text} Nothing was changed. {NOT_WRITABLE}")
     if name in ("SQLITE_CORRUPT", "SQLITE_NOTADB"):
         return damaged(str(error))
     return StoreError(f"{text} The operation had no effect; try again.")
