@@ -75,7 +75,7 @@ def _list(store: str, tag: str | None, as_json: bool) -> None:
     columns = ("run", "kind", "state", "steps", "best", "last", "lost", "size", "began", "tags")
     print_table(as_json, values, columns, (_row(summary, sizes) for summary in found))
     for summary in found:
-        if summary.state == "damaged":
+        if summary.state in ("damaged", "too new"):
             complain(f"{summary.name}: {summary.message}")
     if strangers := catalogue.strangers(Path(store)):
         what = "1 folder" if len(strangers) == 1 else f"{len(strangers)} folders"

@@ -12,7 +12,7 @@ from typing import Any
 
 from elastix.arguments import closest
 from elastix.config import RunConfig, is_name
-from elastix.errors import ConfigError, Corrupt, ElastixError, NotFound, StoreError
+from elastix.errors import ConfigError, Corrupt, ElastixError, NotFound, StoreError, TooNew
 from elastix.events import (
     CampaignEnded,
     CampaignStarted,
@@ -51,7 +51,8 @@ class Summary:
     Attributes:
         kind: "run" or "campaign".
         state: "running", "finished", "failed", "interrupted"; "stopped" if its process is gone
-            without a word; "damaged" if its journal cannot be read.
+            without a word; "damaged" if its journal cannot be read; "too new" if a later version
+            of elastix has written it.
         steps: committed; of a campaign, trials that ended, without those that its gate refused and
             controls from scratch.
         metrics: the last value of each; of a campaign, of the best trial.
@@ -137,7 +138,7 @@ def known(there: Sequence[str], wanted: str, what: str = "runs") -> str:
 
 
 def summaries(store: Path) -> Iterator[Summary]:
-    """Of all of them; a damaged one is listed as such."""
+    """Of all of them; one that cannot be read is listed as such."""
     for path in _journals(store):
         try:
             if journal.is_file(path):
@@ -145,7 +146,8 @@ def summaries(store: Path) -> Iterator[Summary]:
         except NotFound:
             continue  # it was removed just now
         except ElastixError as error:
-            yield Summary(path.parent.name, state="damaged", message=str(error))
+            state = "too new" if isinstance(error, TooNew) else "damaged"
+            yield Summary(path.parent.name, state=state, message=str(error))
 
 
 def summary(store: Path, name: str) -> Summary:
@@ -153,7 +155,7 @@ def summary(store: Path, name: str) -> Summary:
 
     Raises:
         ConfigError, NotFound: see `find`.
-        Corrupt: its journal cannot be read.
+        Corrupt: its journal cannot be read. TooNew: a later version of elastix has written it.
     """
     return _summed_up(find(store, name))
 

@@ -275,6 +275,7 @@ def read_only(path: Path, *kinds: type[Event]) -> Iterator[Event]:
     Raises:
         NotFound: there is no journal.
         Corrupt: a line of one of these kinds is no event, or any line is damaged.
+        TooNew: see `read`.
     """
     wanted = {kind.__name__ for kind in kinds}
     for kind, line in lines(path):
@@ -286,7 +287,7 @@ def parse(line: bytes, path: Path) -> Event:
     """The event in a line.
 
     Raises:
-        Corrupt: it is none.
+        Corrupt: it is none. TooNew: see `read`.
     """
     return _parse(line, path, "a line")[0]
 
@@ -320,7 +321,7 @@ def read_part(path: Path, place: int, skip: int, most: int) -> list[Event]:
         most: how many are.
 
     Raises:
-        Corrupt: a line that is no event or is damaged.
+        Corrupt: a line that is no event or is damaged. TooNew: see `read`.
     """
     found = islice(_lines(path, place), skip, skip + most)
     return [parse(line, path) for line in found]
@@ -338,7 +339,7 @@ class Tail:
         """The events since the last call.
 
         Raises:
-            Corrupt: a line that is no event or is damaged.
+            Corrupt: a line that is no event or is damaged. TooNew: see `read`.
         """
         try:
             with self._path.open("rb") as file:
@@ -367,7 +368,7 @@ def _parse(line: bytes, path: Path, which: str) -> tuple[Event, int | None]:
         by = _written_by(path, line)  # and not damaged, by its checksum
         raise TooNew(
             f"{which} of {path} is of another version of elastix{by and f', {by}'}: {error} "
-            "Nothing was changed. Read it, and go on with it, by that version or a later one."
+            "Nothing was changed. Use that version, or a later one, to read it and go on with it."
         ) from error
 
 

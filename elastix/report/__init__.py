@@ -44,7 +44,8 @@ def write_report(name: str, store: str | Path, out: str | Path | None = None) ->
 
     Raises:
         ConfigError: no run can have that name. NotFound: there is no such run.
-        Corrupt: its journal is not what was written. StoreError: the page cannot be written.
+        Corrupt: its journal is not what was written. TooNew: a later elastix has written it.
+        StoreError: the page cannot be written.
     """
     page = report_page(name, Path(store))
     if out is not None:
@@ -76,7 +77,7 @@ def report_page(name: str, store: Path) -> Page:
 
     Raises:
         ConfigError: no run can have that name. NotFound: there is no such run.
-        Corrupt: its journal is not what was written.
+        Corrupt: its journal is not what was written. TooNew: a later elastix has written it.
     """
     path = catalogue.find(store, name)
     now = time.time()
@@ -103,7 +104,8 @@ def write_comparison(
 
     Raises:
         ConfigError: no run can have such a name, or one is a campaign. NotFound: there is no such
-        run. Corrupt: a journal is not what was written. StoreError: the page cannot be written.
+            run. Corrupt: a journal is not what was written. TooNew: a later elastix has written
+            one. StoreError: the page cannot be written.
     """
     runs = {}
     for name in names:

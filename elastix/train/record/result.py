@@ -65,7 +65,7 @@ class Result:
 
         Raises:
             ConfigError: no run can have that name. NotFound: there is no such run.
-            Corrupt: its journal is not what was written.
+            Corrupt: its journal is not what was written. TooNew: a later elastix has written it.
         """
         return cls.of(catalogue.find(Path(store), name).parent.resolve())
 

@@ -27,7 +27,7 @@ from elastix.events import (
     TrialEnded,
     TrialLost,
 )
-from elastix.observe import catalogue, notes
+from elastix.observe import catalogue, notes, sealed_lines
 from elastix.observe.journal import Journal, read
 from elastix.observe.progress import Progress
 from elastix.observe.run_lock import Lock
@@ -285,6 +285,18 @@ def test_a_damaged_journal_is_listed_as_such_and_hides_no_other(store):
     states = {entry["name"]: entry["state"] for entry in json.loads(result.stdout)}
     assert (states["gone"], states["good"], states["digits"]) == ("damaged", "damaged", "finished")
     assert "is no event" in result.stderr
+
+
+def test_a_run_that_a_later_version_wrote_is_not_called_damaged(store):
+    path = store / "runs" / "gone" / "journal.jsonl"
+    with Journal(path) as journal:
+        end = journal._end[1]
+    with path.open("ab") as file:
+        file.write(sealed_lines.seal(b'{"event":"Resumed","t":3.0,"whence":[7]}', end)[0])
+    result = run(store, "--store", str(store), "--json")
+    states = {entry["name"]: entry["state"] for entry in json.loads(result.stdout)}
+    assert (states["gone"], states["digits"]) == ("too new", "finished")
+    assert "another version of elastix" in result.stderr
 
 
 def test_notes_and_tags_stay_and_find_a_run_again(store):
