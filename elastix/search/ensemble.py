@@ -159,6 +159,7 @@ def assemble(
     batches = _batches(validation)
     targets = torch.cat([y for _, y in batches])
     models: list[tuple[Trial, nn.Module, torch.Tensor]] = []
+    unusable = 0
     for trial in trials:
         model = _load(trial, store, build)
         if model is not None:
@@ -166,14 +167,23 @@ def assemble(
             # A class that a model rules out has -inf; what it has for the true ones must be finite.
             if said.isnan().any() or not torch.isfinite(said.gather(1, targets[:, None])).all():
                 logger.warning(
-                    "ensemble trial=%s finite=false: its model is left out", trial.number
+                    "the model of trial %s gives the true class of some sample a probability of 0, "
+                    "or NaN. It is left out of the ensemble.",
+                    trial.number,
                 )
+                unusable += 1
                 continue
             models.append((trial, model, said))
     if not models:
+        why = (
+            f"{unusable} gave the true class of some sample a probability of 0, or NaN: drop the "
+            "classes that they rule out from validation, and look for NaN in what they answer."
+            if unusable
+            else "A model is left by a train function that calls ctx.prepare."
+        )
         raise NotFound(
-            f"no trial of {campaign!r} has left a model that can be asked, so there is nothing to "
-            "put together. A model is left by a train function that calls ctx.prepare."
+            f"no trial of {campaign!r} has left a model that can be used, so there is nothing to "
+            f"put together. Nothing was stored. {why}"
         )
     said = torch.stack([log_probabilities for _, _, log_probabilities in models])
     counts = select(said[:, torch.arange(len(targets)), targets], size)
@@ -215,7 +225,11 @@ def _load(trial: Trial, store: Store, build: Build) -> nn.Module | None:
     try:
         state: State = store.get(trial.ref, OF_MODEL)
     except NotFound:
-        logger.warning("ensemble trial=%s model=%s gone=true", trial.number, trial.ref[:12])
+        logger.warning(
+            "the model %s of trial %s is no longer in the store. It is left out of the ensemble.",
+            trial.ref[:12],
+            trial.number,
+        )
         return None
     try:
         return state.load_into(build(trial.config))

@@ -332,22 +332,26 @@ class Results(Sequence[Trial]):
         """Put several classifiers together, weighted and calibrated by validation samples.
 
         It is stored as one model whose parents are its members, with the tag NAME/ensemble; its
-        tensors are theirs and cost no further bytes. `Ensemble.load` gets it back.
+        tensors are theirs and cost no further bytes. `Ensemble.load` gets it back. A model that
+        gives the true class of some sample a probability of 0, or NaN, is left out with a warning.
 
         Args:
             size: how many different models at most.
             build: makes the model of a configuration, as the train function does.
-            validation: samples and their classes, as two tensors or in batches. Take none that
-                models were trained on, and keep those apart that the ensemble is to be tested on.
+            validation: samples, (N, ...), and their classes, whole numbers of shape (N,), as two
+                tensors or in batches. Take none that models were trained on, and keep those apart
+                that the ensemble is to be tested on.
             among: how many of the best trials are looked at.
 
         Returns:
-            A module that gives log-probabilities, in evaluation mode; `ref` is its name.
+            A module that gives log-probabilities, (N, classes), in evaluation mode; `ref` is the
+            name of the stored ensemble.
 
         Raises:
             ConfigError: models do not give logits of shape (N, classes) for these samples.
             StateError: `build` gives other models than were stored.
-            NotFound: no trial has left a model. Conflict: a StoreServer owns the store.
+            NotFound: no trial has left a model that can be used. Conflict: a StoreServer owns the
+                store.
         """
         from elastix.search.ensemble import assemble  # a campaign's results are read without it
 

@@ -229,7 +229,16 @@ def test_a_model_that_rules_a_true_class_out_is_left_out_and_it_is_said(campaign
 
     made = campaign.ensemble(3, build=build_some, validation=(x, y))
     assert not any(isinstance(member, Masked) for member in made.members)
-    assert [r.args for r in caplog.records if "finite=false" in r.message] == [(0,), (1,), (2,)]
+    told = [r.args for r in caplog.records if "a probability of 0, or NaN" in r.message]
+    assert told == [(0,), (1,), (2,)]
+
+
+def test_it_is_said_if_all_models_rule_a_true_class_out(campaign):
+    x, y, _ = samples()
+    with pytest.raises(NotFound, match="gave the true class of some sample a probability of 0"):
+        campaign.ensemble(
+            build=lambda config: Masked(config["inputs"], CLASSES), validation=(x, y)
+        )
 
 
 def test_a_model_that_is_gone_or_broken_is_left_out(campaign, tmp_path):
