@@ -183,17 +183,20 @@ def diff(a: Name, b: Name, store: Where = STORE, as_json: AsJson = False) -> Non
 def nearest(
     ref: Name,
     store: Where = STORE,
-    mode: Annotated[str, typer.Option(help="lp (prefix) or lcs (subsequence).")] = "lcs",
+    mode: Annotated[str, typer.Option(help="lp (longest prefix) or lcs (subsequence).")] = "lcs",
     tagged: Annotated[str | None, typer.Option(help="Only models with such a tag (glob).")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Find the stored model that shares most layers with this one (itself left out)."""
     if mode not in ("lp", "lcs"):
-        raise ConfigError(f"--mode must be lp or lcs, not {mode!r}.")
+        raise ConfigError(f"--mode must be lp or lcs, not {mode!r}. Nothing was searched.")
     with _read(store) as opened:
         signature = opened.signature(ref)
         if signature is None:
-            raise ConfigError(f"{ref!r} was stored without a signature; nothing to compare.")
+            raise ConfigError(
+                f"{ref!r} was stored without a signature, which says what its layers are. Nothing "
+                "was searched. Models of trials have one, and those of put(..., signature=...)."
+            )
         found = opened.nearest(
             signature,
             "lp" if mode == "lp" else "lcs",
@@ -203,6 +206,8 @@ def nearest(
     rows = [(found.ref[:12], found.length, found.score)] if found else []
     _print(as_json, asdict(found) if found else None, ("ref", "layers", "score"), rows)
     if found is None:
+        which = "other stored model with such a tag" if tagged else "other stored model"
+        output.complain(f"no {which} has a layer in common with it")
         raise typer.Exit(1)
 
 
@@ -303,7 +308,7 @@ def tag(
 ) -> None:
     """Name a model, or remove a name."""
     if (ref is None) != delete:
-        raise ConfigError("give a model to tag, or --delete, not both or neither.")
+        raise ConfigError("give either a model to tag, or --delete. Nothing was changed.")
     with _existing(store) as opened:
         if ref is None:
             opened.untag(name)

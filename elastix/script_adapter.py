@@ -328,7 +328,9 @@ class LoneLoader:
                 "with ctx.loader."
             )
         if type(total) is not int or total < 0:
-            raise ConfigError(f"epochs must be a whole number >= 0, not {total!r}.")
+            raise ConfigError(
+                f"epochs must be a whole number >= 0, not {total!r}. Nothing was read."
+            )
         self._script.enter()
         if self._shared is None:
             options = self._options

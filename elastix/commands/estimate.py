@@ -102,7 +102,9 @@ def estimate(
     from elastix.cost.trace import trace
 
     if device not in ("here", *DEVICES):
-        raise ConfigError(f"--device is here or one of {sorted(DEVICES)}, not {device!r}.")
+        raise ConfigError(
+            f"--device is here or one of {sorted(DEVICES)}, not {device!r}. Nothing was estimated."
+        )
     axes = parsed(mesh) if mesh else {}
     if slices is None and workers > batch_size:
         raise ConfigError(
@@ -288,7 +290,7 @@ def _duration(seconds: float) -> str:
 
 def _dtype(name: str, option: str, known: tuple[str, ...]) -> torch.dtype:
     if name not in known:
-        raise ConfigError(f"{option} is one of {', '.join(known)}, not {name!r}.")
+        raise ConfigError(f"{option} is one of {', '.join(known)}, not {name!r}. Nothing was done.")
     dtype: torch.dtype = getattr(torch, name)
     return dtype
 
@@ -312,7 +314,7 @@ def shape_of(text: str) -> tuple[int, ...]:
         return tuple(int(part) for part in text.split(",") if part.strip())
     except ValueError as error:
         raise ConfigError(
-            f"--shape is numbers with commas, as in 3,224,224, not {text!r}."
+            f"--shape is numbers with commas, as in 3,224,224, not {text!r}. Nothing was done."
         ) from error
 
 
@@ -322,11 +324,14 @@ def builder(target: str, config: str | None) -> Callable[[], torch.nn.Module]:
     module = _module(module_name)
     build = getattr(module, name or "build", None)
     if not callable(build):
-        raise ConfigError(f"{module_name} has no function {name or 'build'!r}.")
+        raise ConfigError(
+            f"{module_name} has no function {name or 'build'!r}. Nothing was done. Name what "
+            f"builds the model: {module_name}:FUNCTION."
+        )
     try:
         values: Mapping[str, Any] | None = None if config is None else json.loads(config)
     except json.JSONDecodeError as error:
-        raise ConfigError(f"--config is no JSON: {error}.") from error
+        raise ConfigError(f"--config is no JSON: {error}. Nothing was done.") from error
     if values is None and hasattr(module, "space"):
         values = dict(module.space.get_default_configuration())
     return build if values is None else lambda: build(values)
@@ -385,4 +390,7 @@ def _module(name: str) -> Any:  # noqa: ANN401 - a module has whatever it has
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
-        raise ConfigError(f"{name} cannot be imported: {error}.") from error
+        raise ConfigError(
+            f"{name} cannot be imported: {error}. Nothing was done. Name a module that can be, or "
+            "a file: FILE.py."
+        ) from error

@@ -41,7 +41,8 @@ def require_folder(store: str) -> None:
                 told = f"there is no directory {store}. Name the store with --store."
                 raise NotFound(told) from error
             if not isinstance(error, FileNotFoundError):  # it may have no runs
-                raise StoreError(f"reading {folder} failed: {error.strerror}.") from error
+                cure = " Let this user read it." if isinstance(error, PermissionError) else ""
+                raise StoreError(f"reading {folder} failed: {error.strerror}.{cure}") from error
 
 
 def _names(ctx: typer.Context, incomplete: str) -> list[str]:

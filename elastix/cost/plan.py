@@ -86,7 +86,9 @@ def plan(
         ConfigError: a number out of range, or a dtype that the device does not have.
     """
     if utilization is not None and not 0 < utilization <= 1:
-        raise ConfigError(f"utilization is a share above 0 and up to 1, not {utilization}.")
+        raise ConfigError(
+            f"utilization is a share above 0 and up to 1, not {utilization}. Nothing was estimated."
+        )
     if steps < 1 or workers < 1 or (within_s is not None and within_s <= 0):
         raise ConfigError(
             f"steps={steps}, workers={workers}, within_s={within_s}: all must be > 0."

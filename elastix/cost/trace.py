@@ -169,7 +169,10 @@ def trace(
             fit; or it cannot be sharded on that mesh.
     """
     if optimizer not in OPTIMIZERS:
-        raise ConfigError(f"the optimizer is one of {sorted(OPTIMIZERS)}, not {optimizer!r}.")
+        raise ConfigError(
+            f"the optimizer is one of {sorted(OPTIMIZERS)}, not {optimizer!r}. Nothing was "
+            "estimated."
+        )
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
     told = logging.getLogger("torch._subclasses.fake_tensor")
@@ -258,7 +261,9 @@ def _trace(
 ) -> Cost:
     parameters = [p for p in model.parameters() if p.requires_grad]
     if not parameters:
-        raise ConfigError("the model has no parameter that requires a gradient.")
+        raise ConfigError(
+            "the model has no parameter that requires a gradient. Nothing was estimated."
+        )
     options: dict[str, Any] = {"momentum": 0.9} if optimizer == "sgd" else {}
     mixed_kinds = len({is_sharded(p) for p in parameters}) > 1  # which torch does not take at once
     options["foreach"] = foreach and not mixed_kinds
@@ -493,5 +498,7 @@ def _size(tensor: torch.Tensor) -> int:
 def _mean_square(output: Any) -> torch.Tensor:  # noqa: ANN401 - whatever the model gives
     parts = [leaf.float().square().mean() for leaf in _tensors(output) if leaf.requires_grad]
     if not parts:
-        raise ConfigError("the model's output does not depend on its parameters.")
+        raise ConfigError(
+            "the model's output does not depend on its parameters. Nothing was estimated."
+        )
     return torch.stack(parts).sum()

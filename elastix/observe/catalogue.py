@@ -173,7 +173,10 @@ def _summed_up(path: Path) -> Summary:
         elif kind == StepCommitted.__name__:
             commit = line
         elif not kind:
-            raise Corrupt(f"{path} has a line that is no event.")
+            raise Corrupt(
+                f"{path} has a line that is no event. Nothing was changed. Restore the file from a "
+                "backup."
+            )
     if commit is not None:
         fold.add(journal.parse(commit, path))
     found = fold.done()

@@ -294,7 +294,7 @@ def parse(line: bytes, path: Path) -> Event:
 
 def _opened(path: Path) -> BinaryIO:
     if not is_file(path):
-        raise NotFound(f"there is no journal at {path}.")
+        raise NotFound(f"there is no journal at {path}. `elastix runs` lists the runs of a store.")
     try:
         return path.open("rb")
     except OSError as error:
@@ -302,7 +302,8 @@ def _opened(path: Path) -> BinaryIO:
 
 
 def _unreadable(path: Path, error: OSError) -> StoreError:
-    return StoreError(f"reading {path} failed: {error.strerror}.")
+    cure = " Let this user read it." if isinstance(error, PermissionError) else ""
+    return StoreError(f"reading {path} failed: {error.strerror}.{cure}")
 
 
 def _kind(line: bytes) -> str:
@@ -359,17 +360,24 @@ def _parse(line: bytes, path: Path, which: str) -> tuple[Event, int | None]:
             del record["crc"]
         sequence = record.pop(_NUMBER, None) if isinstance(record, dict) else None
     except (ValueError, RecursionError) as error:
-        raise Corrupt(f"{which} of {path} is no event: {error}") from error
+        raise _no_event(path, which, error) from error
     try:
         return from_record(record), sequence
     except Corrupt as error:
         if not is_sealed(line):
-            raise Corrupt(f"{which} of {path} is no event: {error}") from error
+            raise _no_event(path, which, error) from error
         by = _written_by(path, line)  # and not damaged, by its checksum
         raise TooNew(
             f"{which} of {path} is of another version of elastix{by and f', {by}'}: {error} "
             "Nothing was changed. Use that version, or a later one, to read it and go on with it."
         ) from error
+
+
+def _no_event(path: Path, which: str, error: Exception) -> Corrupt:
+    return Corrupt(
+        f"{which} of {path} is no event: {str(error).rstrip('.')}. Nothing was changed. Restore "
+        "the file from a backup."
+    )
 
 
 def _written_by(path: Path, upto: bytes) -> str:

@@ -40,7 +40,10 @@ class ReportedCheckpoints:
             ConfigError: that is no name of a directory within.
         """
         if Path(name).name != name or name.startswith("."):
-            raise ConfigError(f"checkpoint_dir_name={name!r} is no name of a directory.")
+            raise ConfigError(
+                f"checkpoint_dir_name={name!r} is no name of a directory. Nothing was reported. "
+                "Give one without a slash that does not begin with a dot."
+            )
         return self.directory / name
 
     def writer(self, checkpoint: Any, metrics: dict[str, Any]) -> Callable[[Path], None]:  # noqa: ANN401

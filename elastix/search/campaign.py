@@ -585,7 +585,7 @@ class Campaign:
         Raises:
             SearchError: always.
         """
-        raise SearchError("a campaign as elastix built it before it could be told from its call")
+        raise SearchError("an earlier version of elastix kept it, in a form that is not read now")
 
 
 def _settled(inherit: InheritConfig, searcher: Searcher) -> InheritConfig:

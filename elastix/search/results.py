@@ -266,7 +266,11 @@ class Results(Sequence[Trial]):
         """
         ranked = self.top(1)
         if not ranked:
-            raise NotFound(f"no trial of {self.facts.get('name')!r} has a score yet.")
+            name = self.facts.get("name")
+            raise NotFound(
+                f"no trial of {name!r} has a score yet. `elastix campaign show {name} --failed` "
+                "lists those that failed."
+            )
         return ranked[0]
 
     @property
@@ -426,7 +430,9 @@ def _writable(path: str | Path) -> Iterator[None]:
     try:
         yield
     except (FileNotFoundError, IsADirectoryError, NotADirectoryError, PermissionError) as error:
-        raise ConfigError(f"{path} cannot be written: {error}. Name another file.") from error
+        raise ConfigError(
+            f"{path} cannot be written: {error}. Nothing was written. Name another file."
+        ) from error
 
 
 def _cells(best: Best) -> list[str]:

@@ -123,7 +123,7 @@ def read(path: Path) -> State:
     """
     with storage_errors(f"reading {path}"):
         if not path.is_file():
-            raise NotFound(f"there is no file {path}.")
+            raise NotFound(f"there is no file {path}. Nothing was read.")
         path.open("rb").close()  # safetensors says little of why it cannot
     try:
         with (
@@ -134,7 +134,9 @@ def read(path: Path) -> State:
             header = file.metadata() or {}
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except SafetensorError as error:
-        raise Corrupt(f"{path} cannot be read: {error}.") from error
+        raise Corrupt(
+            f"{path} cannot be read: {error}. Nothing was stored. Is it a safetensors file?"
+        ) from error
     if not {"manifest", "ref"} & header.keys():
         return State(tensors, header)
     if header.get("format") != str(_FORMAT):
@@ -145,7 +147,9 @@ def read(path: Path) -> State:
     try:
         return _exported(tensors, header, path)
     except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
-        raise Corrupt(f"the header of {path} is damaged: {error!r}.") from error
+        raise Corrupt(
+            f"the header of {path} is damaged: {error!r}. Nothing was stored. Export it again."
+        ) from error
 
 
 def _exported(tensors: Mapping[str, torch.Tensor], header: Mapping[str, str], path: Path) -> State:
@@ -159,9 +163,15 @@ def _exported(tensors: Mapping[str, torch.Tensor], header: Mapping[str, str], pa
     for name in sorted({*written, *tensors, *tied}):
         info = manifest.tensors.get(name)
         if info is None or info.digest != written.get(name):
-            raise Corrupt(f"tensor {name!r} in {path} is not what was written; its digest differs.")
+            raise Corrupt(
+                f"tensor {name!r} in {path} is not what was written; its digest differs. Nothing "
+                "was stored. Export the model again."
+            )
     if manifest.ref != header.get("ref"):
-        raise Corrupt(f"the header of {path} is not what was written; its digest differs.")
+        raise Corrupt(
+            f"the header of {path} is not what was written; its digest differs. Nothing was "
+            "stored. Export the model again."
+        )
     return state
 
 

@@ -507,7 +507,9 @@ class Ledger:
     def _alive(self, ref: Ref) -> Row:
         row = self.index.row(ref)
         if row is None:
-            raise NotFound(f"there is no model {ref!r} in this store.")
+            raise NotFound(
+                f"there is no model {ref!r} in this store. `elastix store log` lists what there is."
+            )
         if row.status == Status.RETIRED:
             raise NotFound(f"model {ref[:12]} was retired; its tensors are gone or going.")
         return row

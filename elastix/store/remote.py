@@ -60,7 +60,10 @@ def locate(
         try:
             filesystem, root = fs.FileSystem.from_uri(text)
         except (pa.ArrowInvalid, OSError) as error:
-            raise ConfigError(f"{text!r} is no place that pyarrow.fs knows: {error}.") from error
+            raise ConfigError(
+                f"{text!r} is no place that pyarrow.fs knows: {error}. No store was opened. Give a "
+                "directory, or a URI such as s3://BUCKET/PATH."
+            ) from error
     whole = f"{filesystem.type_name}:{text.rstrip('/')}"  # two names of one store have one index
     name = blake3(os.fsencode(whole)).hexdigest()[:16]
     return root, filesystem, _directory(index or Path.home() / ".cache" / "elastix" / name)

@@ -431,7 +431,7 @@ class Store:
             Conflict: the tag is not where it was expected. NotFound: there is no such tag.
         """
         if not isinstance(name, str) or name not in self._ledger.tags():
-            raise NotFound(f"there is no tag {name!r} in this store.")
+            raise NotFound(f"there is no tag {name!r} in this store. Nothing was changed.")
         self._submit(Tag(name, None, expected))
 
     def retire(self, ref: str) -> None:
@@ -721,7 +721,7 @@ class Store:
 
         Raises:
             NotFound: no such model. Corrupt: it cannot be read.
-            StoreError: it cannot be written, or safetensors does not support a dtype.
+            StoreError: it cannot be written, or safetensors cannot hold a dtype or a tensor's name.
         """
         state = self.get(ref)
         chosen = state if whole else State(state.model, state.meta, state.parents)
@@ -776,7 +776,7 @@ def _check_folder(root: Path, index: Path, begin: bool) -> None:
         "index (index=).",
     )
     if empty and not begin:
-        raise NotFound(f"there is no store at {root}: it has neither packs nor an index.")
+        raise NotFound(f"there is no store at {root}, neither packs nor an index. Name another.")
 
 
 def _file(path: str | os.PathLike[str]) -> Path:

@@ -540,10 +540,12 @@ def _leave(room: SharedFolder, arena: Arena, file: int) -> None:
 def _bytes(budget: int | str) -> int:
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)(i?)B?\s*", str(budget), re.IGNORECASE)
     if match is None or isinstance(budget, bool):
-        raise ConfigError(f'a budget is a number of bytes, or "8GB", not {budget!r}.')
+        raise ConfigError(
+            f'a budget is a number of bytes, or text like "8GB", not {budget!r}. Nothing is shared.'
+        )
     number, unit, binary = match.groups()
     exponent = "KMGT".index(unit.upper()) + 1 if unit else 0
     found = float(number) * (1024 if binary else 1000) ** exponent
     if found > MOST:
-        raise ConfigError(f"a budget of {budget} is more than memory can be.")
+        raise ConfigError(f"a budget of {budget} is more than memory can be. Nothing is shared.")
     return int(found)

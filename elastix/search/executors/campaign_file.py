@@ -19,7 +19,11 @@ def keep(campaign: Any, directory: Path) -> None:  # noqa: ANN401 - a Campaign, 
     try:
         pickled = cloudpickle.dumps(campaign)
     except (PicklingError, TypeError, AttributeError, ValueError, RuntimeError) as error:
-        logger.warning("campaign cannot be resumed by command reason=%s", error)
+        logger.warning(
+            "its script can go on with this campaign, and `elastix campaign resume` cannot: it "
+            "cannot be pickled (%s).",
+            error,
+        )
         return
     keep_code(directory / _FILE, pickled)
 
@@ -33,7 +37,10 @@ def read(directory: Path) -> Any:  # noqa: ANN401 - a Campaign
     """
     path = directory / _FILE
     if not path.is_file():
-        raise NotFound(f"{directory} holds no campaign that was kept for resuming.")
+        raise NotFound(
+            f"{directory} holds no campaign that was kept for resuming. Nothing was started. Run "
+            "its script again, with the same name and store: it goes on from the trials there are."
+        )
     try:
         return cloudpickle.loads(path.read_bytes())
     except Exception as error:  # whatever code of then does with the classes of now

@@ -131,7 +131,10 @@ class Tune:
         self._under_way -= sum(isinstance(news, Ended) for news in happened)
         dead = self._thread is not None and not self._thread.is_alive()
         if dead and not happened:
-            raise SearchError(f"Ray Tune ended by itself: {self._error}. Nothing is lost.")
+            raise SearchError(
+                f"Ray Tune ended by itself: {self._error}. The campaign was stopped; its finished "
+                "trials are kept. Call run() again to go on."
+            )
         return happened
 
     def halt(self, number: int) -> None:

@@ -73,7 +73,10 @@ class DriverView:
                 time.sleep(_AGAIN_S)
                 continue
             except RayError as error:
-                raise ControllerLost(f"the controller cannot be asked: {error}") from error
+                raise ControllerLost(
+                    f"the controller of the run cannot be asked: {error} Look at Ray's logs. Call "
+                    "fit() again to go on from the last stored State."
+                ) from error
             away_since, heard = None, True
             if news.over:
                 return news

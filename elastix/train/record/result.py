@@ -146,11 +146,14 @@ class Result:
         if best and not self.best.ref:
             raise NotFound(
                 f"no State of run {self.name!r} is stored for step {self.best.step}, at which "
-                f"{self.best.metric!r} was best."
+                f"{self.best.metric!r} was best. load() gives the last one that is stored."
             )
         ref = Ref(self.best.ref) if best else self.ref
         if not ref:
-            raise NotFound(f"run {self.name!r} has stored no State yet.")
+            raise NotFound(
+                f"run {self.name!r} has stored no State yet. It stores one at its end, or earlier "
+                "with CheckpointConfig(every_steps=...)."
+            )
         return ref
 
     def _best(self) -> reported_metrics.BestSoFar:

@@ -44,10 +44,13 @@ class RateScaling:
         self, optimizer: torch.optim.Optimizer, rule: Rule, reference: int, warmup_steps: int
     ) -> None:
         if rule not in _RULES:
-            raise ConfigError(f"rule must be one of {_RULES}, not {rule!r}.")
+            raise ConfigError(
+                f"ctx.scale_rate: rule must be one of {_RULES}, not {rule!r}. No rate was changed."
+            )
         if reference < 1 or warmup_steps < 0:
             raise ConfigError(
-                f"reference must be >= 1 and warmup_steps >= 0, not {reference} and {warmup_steps}."
+                f"ctx.scale_rate: reference must be >= 1 and warmup_steps >= 0, not {reference} "
+                f"and {warmup_steps}. No rate was changed."
             )
         self.factor = 1.0
         self._power = 1.0 if rule == "linear" else 0.5

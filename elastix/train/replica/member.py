@@ -542,7 +542,10 @@ class Member:
         """A batch begins that is cut into slices."""
         self._steps.slices.refuse_others(loader, self._tracked.loaders)
         if self._reducer is None:
-            raise ConfigError("a loader was iterated before ctx.prepare.")
+            raise ConfigError(
+                "a loader was iterated before ctx.prepare. Nothing was read. Prepare the model "
+                "first: that is where this worker joins the group."
+            )
         self.phase("batch", self.step)
         self._steps.look_at_turn(loader.number)
         return self._steps.slices.open(loader, draw, at, self._reducer)
@@ -594,7 +597,10 @@ class Member:
     def scale_rate(self, scaling: RateScaling) -> None:
         """Learning rates follow the group's size from now on."""
         if self._steps.rate is not None:
-            raise ConfigError("ctx.scale_rate was called twice. Call it once, for one optimizer.")
+            raise ConfigError(
+                "ctx.scale_rate was called twice. The second call changed nothing. Call it once, "
+                "for one optimizer."
+            )
         if self.settings.exact:
             check_rate_scaling()
         self.track({"rate": scaling})
@@ -604,7 +610,10 @@ class Member:
     def accumulate(self) -> Iterator[None]:
         """Defer the step."""
         if self._reducer is None:
-            raise ConfigError("ctx.accumulate was used before ctx.prepare.")
+            raise ConfigError(
+                "ctx.accumulate was used before ctx.prepare. Nothing was done. Prepare the model "
+                "first: that is where this worker joins the group."
+            )
         self._steps.slices.refuse_accumulation()
         adding = nullcontext() if self._outer is None else self._outer.adding()
         with adding, self._reducer.accumulation.adding():

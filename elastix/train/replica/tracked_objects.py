@@ -206,7 +206,10 @@ class TrackedObjects:
             ConfigError: its name is taken.
         """
         if OUTER in self.others:
-            raise ConfigError(f"the name {OUTER!r} is taken by outer steps; choose another.")
+            raise ConfigError(
+                f"the name {OUTER!r} is that of the optimizer of outer steps. Nothing was prepared."
+                " Track your object under another name."
+            )
         self.others[OUTER] = self._outer = optimizer
 
     @property
@@ -236,7 +239,10 @@ class TrackedObjects:
                     "load_state_dict. Nothing was tracked under that name."
                 )
             if name in self.others or "/" in name or name.startswith(ENTRY):
-                raise ConfigError(f"the name {name!r} is taken or has a '/'; choose another.")
+                raise ConfigError(
+                    f"ctx.track got the name {name!r}, which is taken or has a '/'. Nothing was "
+                    "tracked under that name. Choose another."
+                )
             if isinstance(other, torch.optim.Optimizer) and self.modules:
                 states.check_optimizer(other, names, "Nothing was tracked under that name.")
             self._add(name, other)
