@@ -95,9 +95,12 @@ def test_errors_are_messages_with_exit_codes(built: tuple[Path, Ref, Ref], tmp_p
     assert set(load_file(file)) == set(small(1).tensors)
     assert "exists" in run(root, "export", "best", str(tmp_path), "--force", code=2).stderr
     assert "list of all" in run(root, "export", "best", str(tmp_path / "x.parquet"), code=2).stderr
-    run(root, "nearest", "best", "--mode", "x", code=2)
+    wrong = run(root, "nearest", "best", "--mode", "x", code=2).stderr
+    assert "Nothing was searched" in wrong
     run(root, "tag", "-", second, code=2)
-    run(root, "tag", "name", code=2)
+    assert "Nothing was changed" in run(root, "tag", "name", code=2).stderr
+    none = run(root, "nearest", "best", "--tagged", "no-such-*", code=1).stderr
+    assert "no other stored model with such a tag" in none
     (pack,) = (root / "packs").glob("*.pack")
     data = bytearray(pack.read_bytes())
     data[70] ^= 1

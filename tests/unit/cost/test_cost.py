@@ -211,3 +211,4 @@ def test_calls_that_are_wrong(arguments, says):
     result = run(*arguments)
     assert result.exit_code == 2
     assert says in result.stderr
+    assert "Nothing was" in result.stderr

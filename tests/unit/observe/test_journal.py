@@ -276,7 +276,7 @@ def test_other_kinds_are_passed_over_unread(tmp_path):
     path = tmp_path / "journal.jsonl"
     path.write_bytes(b'{"event":"Resumed","t":nonsense}\n')
     assert list(read_only(path, SamplesLeftOut)) == []
-    with pytest.raises(Corrupt):
+    with pytest.raises(Corrupt, match="Restore the file from a backup"):
         list(read_only(path, Resumed))
 
 

@@ -44,7 +44,7 @@ def test_it_goes_on_where_its_state_says():
 
 @pytest.mark.parametrize("bad", [{"rule": "cubic"}, {"reference": 0}, {"warmup_steps": -1}])
 def test_what_makes_no_sense_is_refused(bad):
-    with pytest.raises(elastix.ConfigError):
+    with pytest.raises(elastix.ConfigError, match="No rate was changed"):
         scaled(**bad)
 
 
