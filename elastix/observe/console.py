@@ -203,7 +203,7 @@ class Console:
         else:
             what = "interrupted", self._from_where()
         stands = f"{self._name} {what[0]} after step {self.progress.step}"
-        self._print(f"{stands}; fit() again {what[1]}   {self._where}", "bold yellow")
+        self._print(f"{stands}; calling fit() again {what[1]}   {self._where}", "bold yellow")
 
     def _from_where(self) -> str:
         stored = self.progress.stored

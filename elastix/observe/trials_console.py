@@ -165,7 +165,8 @@ class TrialsConsole:
 
     def interrupted(self) -> None:
         """The only line if Ctrl-C came before the campaign had begun."""
-        self._print(f"{self._name} interrupted; run() again goes on   {self._where}", "bold yellow")
+        stands = f"{self._name} interrupted; calling run() again goes on"
+        self._print(f"{stands}   {self._where}", "bold yellow")
 
     # ------------------------------------------------------------------ what happened
 

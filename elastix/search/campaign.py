@@ -256,7 +256,7 @@ class Campaign:
             EveryTrialFailed: all trials failed, or the first five; has the first traceback.
             Conflict: another process runs this campaign.
             Full, StoreError: the store cannot be written; what is in it stays.
-            KeyboardInterrupt: Ctrl-C; `run()` again goes on.
+            KeyboardInterrupt: Ctrl-C; calling `run()` again goes on.
         """
         refuse_while_loading("run()")
         try:
@@ -353,7 +353,7 @@ class Campaign:
             )
             known = loop.restore(*same, {"campaign": facts})
             bus.emit(self._started(known))
-            outcome, message = "interrupted", "run() again goes on"
+            outcome, message = "interrupted", "calling run() again goes on"
             try:
                 loop.run()
                 outcome, message = "finished", ""

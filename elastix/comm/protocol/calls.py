@@ -66,7 +66,7 @@ def apart(operation: int, kinds: Mapping[int, int]) -> TrainError | None:
         "from the loaders, call backward for each and make the same calls on ctx in the same "
         "order, whatever their rank and their share. If one of them joined during the run, look "
         "for a variable that counts steps, batches or epochs: there it began anew (use ctx.step "
-        "and epoch.number, or ctx.track). fit() again goes on from the last stored State."
+        "and epoch.number, or ctx.track). Calling fit() again goes on from the last stored State."
     )
 
 
@@ -86,8 +86,8 @@ def unlike(kind: int, details: Mapping[int, int]) -> TrainError | None:
             f"{name(few)} prepared or tracked more or fewer optimizers than {name(others)}. The "
             "step does not count, and the run was stopped. Whoever joins, or goes on from a stored "
             "State, does not pass what was done in an earlier step or epoch: make and track a "
-            "further optimizer there too (`if epoch.number >= 3`, and not `== 3`). fit() again "
-            "goes on from the last stored State."
+            "further optimizer there too (`if epoch.number >= 3`, and not `== 3`). Calling "
+            "fit() again goes on from the last stored State."
         )
     return TrainError(
         f"{name(few)} called ctx.evaluate with a dataset of another length, or ctx.evaluate or "

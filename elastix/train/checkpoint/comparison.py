@@ -30,8 +30,8 @@ _LOOK_FOR = (
 _ENDED = (
     "The step after it does not count, and the run was stopped: it has happened again and again, "
     "or there is no State to go back to that all were seen to hold, or nobody who could "
-    "(FailureConfig has replace=False). fit() again goes on from the last stored State, if there "
-    "is one."
+    "(FailureConfig has replace=False). Calling fit() again goes on from the last stored State, if "
+    "there is one."
 )
 
 Parts = Mapping[str, str]
@@ -191,8 +191,8 @@ def fault(found: ReplicasCompared, equal_step: int | None) -> ReplicasDiffer:
         before = f"They were equal when last compared, after step {equal_step}."
     return _differ(
         found,
-        f"{before} Nothing was stored of step {found.step}, and the run was stopped. fit() again "
-        "goes on from the last stored State.",
+        f"{before} Nothing was stored of step {found.step}, and the run was stopped. Calling "
+        "fit() again goes on from the last stored State.",
     )
 
 

@@ -33,7 +33,8 @@ def too_many_losses(
     if allowed is not None and losses > allowed:
         return TooManyFailures(
             f"{losses} workers were lost, and FailureConfig.max_worker_losses is {allowed}. The "
-            f"run was stopped after step {step}. fit() again goes on from the last stored State."
+            f"run was stopped after step {step}. Calling fit() again goes on from the last stored "
+            "State."
         )
     if in_a_row > max(_IN_A_ROW, _TIMES_THE_GROUP * size):
         return TooManyFailures(
@@ -76,8 +77,8 @@ def raised(outcome: Outcome, worker: int) -> ElastixError:
 def none_left(step: int) -> QuorumLost:
     """The last holder of the State is lost, and nobody is to be started in its place."""
     return QuorumLost(
-        f"no worker is left that has the State; the last one was lost after step {step}. fit() "
-        "again goes on from the last stored State. More workers, or "
+        f"no worker is left that has the State; the last one was lost after step {step}. Calling "
+        "fit() again goes on from the last stored State. More workers, or "
         "CheckpointConfig(every_steps=...), make this cheaper."
     )
 

@@ -90,7 +90,7 @@ def _dismissal(present: int, minimum: int, waited_s: float | None) -> str:
     why = "replace=False" if waited_s is None else f"none came within wait_s={waited_s:g}"
     return (
         f"{present} workers are left, num_workers has a minimum of {minimum}, and {why}. "
-        "They stored their State; fit() again goes on from it. Free resources on the "
+        "They stored their State; calling fit() again goes on from it. Free resources on the "
         "cluster, or lower the minimum."
     )
 
@@ -100,5 +100,5 @@ def _never_dismissed(present: int, minimum: int, waited_s: float, step: int) -> 
     return QuorumLost(
         f"{present} workers are left of at least {minimum}, and they did not reach the end "
         f"of a step within another {waited_s:g} s. The run was stopped after step "
-        f"{step}; fit() again goes on from the last stored State."
+        f"{step}; calling fit() again goes on from the last stored State."
     )

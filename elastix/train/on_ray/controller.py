@@ -211,8 +211,8 @@ class Controller(Shell):
             self._fail(
                 TrainError(
                     f"the controller failed after step {self._log.state.step}: {error!r}. The "
-                    "workers were stopped; this is a bug in elastix. fit() again goes on from the "
-                    "last stored State."
+                    "workers were stopped; this is a bug in elastix. Calling fit() again goes on "
+                    "from the last stored State."
                 )
             )
 
@@ -365,8 +365,8 @@ class Controller(Shell):
         ended = self._log.ended
         if self._conductor.error is None and ended is not None and ended.outcome == "interrupted":
             return Interrupted(
-                f"run {self._plan.run.name!r} was stopped after step {ended.step}. fit() again "
-                "goes on from the last stored State."
+                f"run {self._plan.run.name!r} was stopped after step {ended.step}. Calling "
+                "fit() again goes on from the last stored State."
             )
         return self._conductor.error
 

@@ -55,7 +55,7 @@ class DriverView:
             except ActorDiedError as error:
                 raise ControllerLost(
                     f"the controller of the run was ended for good: {error} The workers end by "
-                    "themselves. fit() again goes on from the last stored State."
+                    "themselves. Calling fit() again goes on from the last stored State."
                 ) from error
             except (RayActorError, GetTimeoutError) as error:
                 now = time.monotonic()
@@ -67,15 +67,16 @@ class DriverView:
                 if now - away_since > _RESTART_S:
                     raise ControllerLost(
                         f"the controller died and did not come back within {_RESTART_S:.0f} s: "
-                        f"{error} The workers end by themselves when it is ended. fit() again goes "
-                        "on from the last stored State. Look at Ray's logs for why it cannot start."
+                        f"{error} The workers end by themselves when it is ended. Look at Ray's "
+                        "logs for why it cannot start. Calling fit() again goes on from the last "
+                        "stored State."
                     ) from error
                 time.sleep(_AGAIN_S)
                 continue
             except RayError as error:
                 raise ControllerLost(
-                    f"the controller of the run cannot be asked: {error} Look at Ray's logs. Call "
-                    "fit() again to go on from the last stored State."
+                    f"the controller of the run cannot be asked: {error} Look at Ray's logs. "
+                    "Calling fit() again goes on from the last stored State."
                 ) from error
             away_since, heard = None, True
             if news.over:

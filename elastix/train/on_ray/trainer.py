@@ -143,15 +143,21 @@ class ElasticTrainer:
 
         Raises:
             ConfigError: the train function cannot be pickled, or the cluster can never place the
-                workers; nothing was started.
+                workers, and nothing was started; or a call in the train function cannot work.
             WorkerFailed: the train function raised.
+            StateError: the stored State that the run would go on from does not fit the model.
+            ReplicasDiffer: workers held different States, or drew different batches.
+            TrainingUnstable: the guard had to discard too many steps.
             QuorumLost: too few workers were left, and none came in time.
             TooManyFailures: more losses than allowed.
             ControllerLost: the controller was ended for good, or cannot be started.
             Interrupted: somebody else has stopped the run.
             Conflict: another process is training this run; names it. Nothing was started.
+            StoreError: the journal or the store cannot be read or written (Full: there is no room;
+                Corrupt: something is damaged; TooNew: a later elastix has written it).
             KeyboardInterrupt: Ctrl-C. The State is stored first, for which the run has 20 s, and
-                fit() again goes on from it. A detached run goes on, and fit() again attaches to it.
+                calling fit() again goes on from it. A detached run goes on, and calling fit() again
+                attaches to it.
         """
         refuse_while_loading("fit()")
         self._check_size()
@@ -168,11 +174,11 @@ class ElasticTrainer:
         return Launch(self._train, self._asked, opening).fit()
 
     def stop(self) -> None:
-        """Stop a detached run when its State is stored; `fit` again goes on from it.
+        """Stop a detached run when its State is stored; calling `fit` again goes on from it.
 
-        Does not wait for that. Asked again, or when storing takes longer than 20 s, the run ends
-        at once; asked twice within a second is asked once. Does nothing if it is over. Needs the
-        connection to its Ray cluster.
+        Does not wait for that. If `stop` is called again, or storing takes longer than 20 s, the
+        run ends at once; two calls within a second count as one. Does nothing if the run is over.
+        Needs the connection to its Ray cluster.
 
         Raises:
             ControllerLost: the controller does not answer, nor come back.

@@ -116,10 +116,10 @@ def parted(step: int, drawn: Mapping[int, Drawn]) -> ReplicasDiffer:
         )
     return ReplicasDiffer(
         f"the workers did not draw the same batches for step {step}: {who}. The step does not "
-        "count, nothing was stored of it, and the run was stopped. fit() again goes on from the "
-        "last stored State. A loader is collective: every worker takes the same batches from it "
-        "and calls backward for each, whatever its own share holds. To leave a batch out, let all "
-        "decide it alike, or call backward on a loss that is zero. A count of your own (enumerate) "
-        "begins at 0 in a worker that joins: go by ctx.step and epoch.number, and let loaders take "
-        "turns within `for epochs in zip(one.epochs(n), other.epochs(n)):`."
+        "count, nothing was stored of it, and the run was stopped. Calling fit() again goes on "
+        "from the last stored State. A loader is collective: every worker takes the same batches "
+        "from it and calls backward for each, whatever its own share holds. To leave one out, let "
+        "all decide it alike, or call backward on a loss that is zero. A count of your own "
+        "(enumerate) begins at 0 in a worker that joins: go by ctx.step and epoch.number, and let "
+        "loaders take turns within `for epochs in zip(one.epochs(n), other.epochs(n)):`."
     )

@@ -143,8 +143,8 @@ class Watch:
         return TrainingUnstable(
             f"the guard has voided {len(self._void)} of the last {among} steps, and Guard.most is "
             f"{self._guard.most}; the last was step {step}: {alarm}. It seems not to be a matter "
-            "of single batches, so the run was stopped; fit() again goes on from the last stored "
-            "State. Lower the learning rate, clip gradients, or look at the data; "
+            "of single batches, so the run was stopped; calling fit() again goes on from the last "
+            "stored State. Lower the learning rate, clip gradients, or look at the data; "
             "RestoreConfig(step=...) goes back further."
         )
 

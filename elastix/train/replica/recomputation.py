@@ -435,7 +435,7 @@ def miscalculated(step: int, fault: SliceFault) -> ReplicasDiffer:
         f"in step {step} {name(fault.apart)} computed a slice differently than the others, or "
         f"than before; what differs: {', '.join(fault.parts)}. The step does not count, and the "
         "run was stopped: it has happened again and again, or most do not agree, and there is no "
-        "State to go back to. fit() again goes on from the last stored State. Look for code that "
-        "treats workers differently or goes by what a worker did before (a generator of its own, a "
-        "counter); and, if there is none, for faulty processors or memory."
+        "State to go back to. Calling fit() again goes on from the last stored State. Look for "
+        "code that treats workers differently or goes by what a worker did before (a generator of "
+        "its own, a counter); and, if there is none, for faulty processors or memory."
     )

@@ -390,6 +390,6 @@ def would_change_twice(name: str, step: int) -> TrainError:
         f"step {step} has to be done again, and {name}, which is part of the State, was changed "
         "between its first batch and the end of its last backward pass. It is too large for a copy "
         "in every step, so it cannot be put back, and would be changed twice. The step does not "
-        "count, and the run was stopped. fit() again goes on from the last stored State. Change it "
-        "after that backward pass, where optimizer.step() is."
+        "count, and the run was stopped. Calling fit() again goes on from the last stored State. "
+        "Change it after that backward pass, where optimizer.step() is."
     )

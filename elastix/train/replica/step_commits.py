@@ -551,12 +551,11 @@ class StepCommits:
         if self.rewind.begins_otherwise():
             self._end(
                 TrainError(
-                    f"RunConfig(exact=True) and step {self.step + 1}, which has to be done again: "
-                    "parameters, or what an optimizer has of them, were changed between its "
-                    "beginning and the loop over its slices, and have been changed twice. The step "
-                    "does not count, and the run was "
-                    "stopped. fit() again goes on from the last stored State. Change them after "
-                    "that loop."
+                    f"with exact=True, in step {self.step + 1}, which has to be done again, "
+                    "parameters, or what an optimizer has of them, were changed between the step's "
+                    "beginning and the loop over its slices, so they have been changed twice. The "
+                    "step does not count, and the run was stopped. Calling fit() again goes on "
+                    "from the last stored State. Change them after that loop."
                 )
             )
 

@@ -70,7 +70,7 @@ def test_an_error_of_ours_stays_what_it_is_and_says_where():
 
 def test_where_nobody_is_left_it_is_said_what_to_do():
     assert isinstance(limits.none_left(4), QuorumLost)
-    assert "lost after step 4. fit() again" in str(limits.none_left(4))
+    assert "lost after step 4. Calling fit() again" in str(limits.none_left(4))
 
 
 def test_founders_that_are_lost_are_named_with_what_befell_them():
