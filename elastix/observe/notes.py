@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from elastix.errors import Corrupt, StoreError
+from elastix.errors import Corrupt, Full, StoreError
 from elastix.observe.run_lock import Lock
 
 _FILE = "notes.json"
@@ -77,7 +77,7 @@ def change(
 
 
 def alone(directory: Path, *, makes_room: bool = False) -> Lock:
-    """Held while the notes of this run, or its folder, are changed; or that is removed.
+    """Held while the notes of this run or its folder are changed, or the folder is removed.
 
     Raises:
         Conflict: see `change`.
@@ -106,4 +106,5 @@ def _write(directory: Path, notes: Notes) -> None:
         with suppress(OSError):
             draft.unlink(missing_ok=True)
         kind = StoreError.kind_of(error)
-        raise kind(f"{path} cannot be written: {error}. Nothing was changed.") from error
+        todo = " Make room." if kind is Full else ""
+        raise kind(f"{path} cannot be written: {error}. Nothing was changed.{todo}") from error

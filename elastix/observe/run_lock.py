@@ -59,7 +59,7 @@ class Lock:
         stays: see Holder.
         patience_s: how long another holder is waited for.
         refusal: what was not done, if somebody else holds it, and what to do.
-        makes_room: it is held to remove something: on a full disk without saying who holds it.
+        makes_room: it is held to remove something, so on a full disk it need not say who holds it.
 
     Raises:
         Conflict: somebody else holds it; names them.
@@ -95,8 +95,7 @@ class Lock:
                     raise
         except OSError as error:
             self._forget()
-            kind = StoreError.kind_of(error)
-            raise kind(f"{path} cannot be written: {error}. Nothing was started.") from error
+            raise _failure(path, "written", error) from error
         except BaseException:
             self._forget()
             raise
@@ -181,10 +180,14 @@ def _created(path: Path) -> int:
             # The folder was removed in between; or there can be none: the kernel says the same.
             if isinstance(error, FileNotFoundError) and attempt < _ATTEMPTS:
                 continue
-            kind = StoreError.kind_of(error)
-            cure = "Let this user write there, or name another store"
-            todo = "Make room" if kind is Full else cure
-            raise kind(f"{path} cannot be locked: {error}. Nothing was changed. {todo}.") from error
+            raise _failure(path, "locked", error) from error
+
+
+def _failure(path: Path, how: str, error: OSError) -> StoreError:
+    kind = StoreError.kind_of(error)
+    cure = "Let this user write there, or name another store"
+    todo = "Make room" if kind is Full else cure
+    return kind(f"{path} cannot be {how}: {error}. Nothing was changed. {todo}.")
 
 
 def _in_place(file: int, path: Path) -> bool:
