@@ -5,7 +5,7 @@ checkpoint is one. Not here: where States are kept, how they travel, and which o
 whose (state_entries).
 
 Names: a tensor of the model keeps its own name (`encoder.0.weight`); everything else stands
-below `@`: `@optimizer/encoder.0.weight/exp_avg`, `@rng/torch`. Optimizer entries are keyed by
+below `@`: `@optimizer/state/encoder.0.weight/exp_avg`, `@rng/torch`. Optimizer entries are keyed by
 parameter name, never by index, so they survive a change of the model around them. Where a process
 holds a part of a tensor only, the State of that process does too (`parts`); see sharding.
 

@@ -354,8 +354,16 @@ _inherited: dict[tuple[str, int], TrialModelSource] = {}
 def inherit(model: nn.Module, config: Mapping[str, Any]) -> Mapping[str, Any] | None:
     """In a Tune trial: copy an ancestor's tensors into `model`, before its optimizer is made.
 
+    Args:
+        model: as the trial builds it.
+        config: as the trial was given it.
+
     Returns:
         What was inherited, as JSON values; None for nothing, or without `Search(store=...)`.
+
+    Raises:
+        ConfigError: the trial runs on another host than the Tuner.
+        StoreError: the ancestor cannot be read.
     """
     model_source = _model_source(config)
     if model_source is None:
@@ -375,6 +383,13 @@ def leave(
         config: as the trial was given it.
         epochs: passes over the data that it was trained for.
         metrics: as they are reported; the score is among them.
+
+    Returns:
+        What to report beside the metrics; empty without `Search(store=...)`.
+
+    Raises:
+        ConfigError: the trial runs on another host than the Tuner.
+        StoreError: the model cannot be stored (Full: there is no room).
     """
     if config.get(KEY) is None:
         return {}

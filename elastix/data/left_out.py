@@ -7,20 +7,20 @@ from elastix.events import Event, ReplicasDiverged, Resumed, SamplesLeftOut, Spa
 
 
 class LeftOut:
-    """What stands of that.
+    """The samples that are left out, by the events taken so far.
 
-    The guard leaves a batch out for what workers have computed. If all go back since that may have
-    been wrong, what was left out after the State that they go back to is used as ever.
+    The guard leaves a batch out because of what workers have computed. If all go back because that
+    may have been wrong, what was left out after the State that they go back to is used again.
     """
 
     def __init__(self, events: Iterable[Event] = ()) -> None:
-        self._told: list[tuple[int, SamplesLeftOut]] = []  # States of later steps have it
+        self._told: list[tuple[int, SamplesLeftOut]] = []  # States of later steps know of it
         self._parted = False
         for event in events:
             self.take(event)
 
     def take(self, event: Event) -> None:
-        """One more event; others than KINDS change nothing."""
+        """One more event, in order; only KINDS change anything."""
         if isinstance(event, SamplesLeftOut):
             self._told.append((event.step, event))
         elif isinstance(event, ReplicasDiverged):
@@ -34,12 +34,12 @@ class LeftOut:
 
     @property
     def told(self) -> list[SamplesLeftOut]:
-        """What stands, in order."""
+        """The events by which something is still left out, in order."""
         return [one for _, one in self._told]
 
     @property
     def spans(self) -> dict[int, tuple[Span, ...]]:
-        """By loader, the positions."""
+        """The positions that are left out, by loader."""
         found: dict[int, tuple[Span, ...]] = {}
         for one in self.told:
             found[one.loader] = union(found.get(one.loader, ()), one.spans)
@@ -47,4 +47,4 @@ class LeftOut:
 
 
 KINDS = (SamplesLeftOut, ReplicasDiverged, Resumed)
-"""Events that it goes by."""
+"""The events that LeftOut goes by."""

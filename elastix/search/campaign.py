@@ -93,7 +93,7 @@ _TOLD = {
     "rule of rungs": ("rungs",),
     "way of inheritance": ("inherit", "provider", "optimizer"),
 }
-"""What a campaign may go on with another of, and the facts that say so."""
+"""What may differ when a campaign goes on, and the facts by which that is seen."""
 _NAME = 90  # of its characters; the number of a trial follows
 
 
@@ -134,8 +134,10 @@ class Campaign:
             5.
         scaling: the resources of a trial; with several workers each trial is an elastic group.
         checkpoint: for trials that are elastic groups.
-        failure: for trials that are elastic groups. `failure.max_worker_losses` is also how often
-            any trial may lose its worker, 3 by default.
+        failure: for trials that are elastic groups. For every trial `max_worker_losses` is how
+            often it may lose its worker, 3 times by default; and a worker of the default executor
+            counts as lost if it answers nothing for the longer of `hang_timeout_s` and
+            `start_timeout_s`.
         retries: how often a trial that raised an exception is run again.
         executor: where trials run; a Pool of Ray workers by default. It has workers of its own,
             and is not given together with `scaling` or `checkpoint`.

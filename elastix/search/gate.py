@@ -51,18 +51,20 @@ class Gate:
 
     The limit of memory is compared with what the estimate has meant in real workers: a line through
     the latest trials, added to the least that a worker holds before it begins one. So about as many
-    are wrongly refused as are wrongly let in. Before there were such trials it is the estimate
-    itself, which is too low, in place of that line.
+    are wrongly refused as are wrongly let in. Until there are such trials, the estimate itself,
+    which is too low, takes the place of that line.
 
     Args:
         build: the model of a configuration, as the train function makes it.
-        inputs: the batch of one worker for a configuration, for `model(*inputs(config))`.
-        memory: bytes that a worker may hold, libraries included; or those of a GPU.
-        seconds: that a step may take at the device's limit, which is less than it takes.
-        parameters: that a model may have.
-        loss: of the model's output to one number; see `cost.trace`.
+        inputs: the batch of one worker for a configuration, as a tuple of tensors: a step calls
+            `model(*inputs(config))`.
+        memory: the most bytes that a worker may hold, libraries included; or those of a GPU.
+        seconds: the most that a step may take by its roofline on the device, which is less than it
+            really takes.
+        parameters: the most that a model may have.
+        loss: makes one number, a tensor, of the model's outputs. None: their mean square.
         optimizer: adamw, adam or sgd.
-        device: on which `seconds` are; one that `elastix estimate` knows, or "here", this CPU.
+        device: of which `seconds` are; one that `elastix estimate` knows, or "here", this CPU.
 
     Raises:
         ConfigError: no limit, or one that is no number above 0; no such device.

@@ -379,8 +379,8 @@ class Results(Sequence[Trial]):
         """A mapping for each trial, with DeepHyper's column names.
 
         `p:` hyperparameters, `objective` (higher is better, as there; None if the trial has no
-        score), `job_id`, `job_status`, `m:` metrics and what elastix knows beside. A metric that
-        is called as one of these is in `m:reported:`.
+        score), `job_id`, `job_status`, and under `m:` the metrics and what else elastix knows. A
+        metric with the name of one of these is in `m:reported:`.
         """
         roles = {"search": self.trials, "rerank": self.reranked}
         count = len(self.objectives.names)

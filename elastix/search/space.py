@@ -74,7 +74,7 @@ def _gathered(parts: ConfigurationSpace | Iterable[Clause], what: str) -> Config
         clause = str(error).partition("clause: ")[2].replace("Forbidden: ", "")
         raise ConfigError(
             f"{what} forbids its own defaults ({clause}). Nothing was made. Give a hyperparameter "
-            "another one: Integer(..., default=...)."
+            "another default: Integer(..., default=...)."
         ) from error
     except (ValueError, KeyError) as error:  # ConfigSpace's own errors are of these
         raise ConfigError(f"{rule} that fit: {error}. Nothing was made.") from error
@@ -94,10 +94,10 @@ def _check_exact(space: ConfigurationSpace, what: str) -> None:
         low, high = int(part.lower), int(part.upper)
         if max(-low, high, high - low) > _EXACT:
             raise ConfigError(
-                f"{what}: {part.name!r} is a whole number from {low} to "
-                f"{high}, and beyond {_EXACT} (2**53), or in a range that is larger, searchers "
-                "would round it. Nothing was made. Take a smaller range and add an offset in the "
-                "train function, or an exponent, or a Categorical."
+                f"{what}: {part.name!r} is a whole number from {low} to {high}. Searchers would "
+                f"round numbers beyond {_EXACT} (2**53), and those of a range that is larger. "
+                "Nothing was made. Take a smaller range and add an offset in the train function, "
+                "or search for an exponent, or take a Categorical."
             )
 
 
@@ -133,7 +133,8 @@ class Blocks:
             max: the most blocks.
 
         Raises:
-            ConfigError: impossible lengths, or no such block.
+            ConfigError: impossible lengths, no such block, or one whose whole numbers are beyond
+                2**53, or that forbids its own defaults.
         """
         lengths = is_whole(min) and is_whole(max, 1) and min <= max
         if not isinstance(name, str) or not lengths:
@@ -225,7 +226,8 @@ class Space:
                 cannot express.
 
         Raises:
-            ConfigError: names collide, a choice is no JSON scalar, or something else was given.
+            ConfigError: names collide, a choice is no JSON scalar, a whole number is beyond 2**53,
+                the defaults are forbidden, or something else was given.
             EmptySpace: there is nothing to choose, or no configuration is valid.
         """
         for part in blocks:
@@ -277,7 +279,7 @@ class Space:
 
         Args:
             rng: is drawn from, or a seed.
-            evenly: every value as likely as any other instead.
+            evenly: instead, every value is as likely as any other.
 
         Raises:
             EmptySpace: none of very many was valid.
@@ -316,7 +318,7 @@ class Space:
         return [config for config in drawn if self._is_allowed(config)]
 
     def get_default_configuration(self) -> Config:
-        """Every hyperparameter at its default, or a random one if that is not valid."""
+        """Every hyperparameter at its default; a random configuration if that one is not valid."""
         config = config_values.default(self.plain)
         config |= {name: part.default() for name, part in self.blocks.items()}
         return config if self.is_valid(config) else self.sample(generator(0))

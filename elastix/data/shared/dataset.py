@@ -66,7 +66,7 @@ class Counts:
 
 @checked
 class Shared(Indexed):
-    """A map-style dataset that is decoded once on each host, by whoever comes first.
+    """A map-style dataset whose samples are decoded once on each host, by the first who needs them.
 
     For a dataset whose samples are expensive to make, such as decoded images: all processes of a
     host that make a `Shared` of the same dataset (trials of a campaign, workers of a run, processes
@@ -83,12 +83,13 @@ class Shared(Indexed):
         """Nothing is shared before the first sample is read.
 
         Args:
-            dataset: map-style. Processes share whose dataset holds the same, is of the same code
-                and has the same first sample; what it reads from files must stay as it is while
-                they do. What it holds can be pickled, but for functions and classes, which any
-                may be. Worth it from 50 microseconds a sample upwards.
-            budget: bytes of memory, or "8GB", for all who share; the first one's counts. It is
-                taken as samples come. When it is used up, what is wanted last goes.
+            dataset: map-style. Processes share with each other if their datasets hold the same
+                values, have the same code and the same first sample. Files that it reads must not
+                change meanwhile. All that it holds must be picklable, except for functions and
+                classes. Sharing is worth it from 50 microseconds a sample upwards.
+            budget: bytes of memory, or text like "8GB", for all processes that share; that of the
+                first one counts. Memory is taken as samples come. When the budget is used up, the
+                samples go that will be wanted last.
 
         Raises:
             ConfigError: no samples by position, one that is not the same twice or cannot be

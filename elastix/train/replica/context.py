@@ -232,8 +232,8 @@ class Context:
         """Join the group with a model, its optimizer, and whatever belongs to the State.
 
         The same objects come back, not wrappers. Modules are moved to the device, their gradients
-        averaged in `backward`, their buffers kept equal; gradients of an earlier pass are dropped,
-        since whoever joins would have them anew. Optimizers, schedulers, scalers and any
+        averaged in `backward`, their buffers kept equal. Gradients of an earlier pass are dropped,
+        since a worker that joins would add them once more. Optimizers, schedulers, scalers and any
         other object with state_dict and load_state_dict become part of the State. The first
         module is the main one: its tensors keep their plain names.
 
@@ -523,7 +523,11 @@ class Context:
         self._member.scale_rate(RateScaling(optimizer, rule, reference, warmup_steps))
 
     def accumulate(self) -> AbstractContextManager[None]:
-        """Within it backward adds to the local gradients only; the next one outside is the step."""
+        """Within it backward only adds to the local gradients; the next one outside ends the step.
+
+        Raises:
+            ConfigError: at its beginning, before prepare, or within the slices of a batch.
+        """
         return self._member.accumulate()
 
     def backward(self) -> AbstractContextManager[None]:
@@ -541,14 +545,20 @@ class Context:
         return self._member.backward()
 
     def boundary(self) -> None:
-        """Mark the end of a step in a loop without `ctx.loader`: joiners enter here."""
+        """Mark where a step begins in a loop without `ctx.loader`: workers join only here.
+
+        Collective, and blocks while a worker is let in. States are stored at these places, too.
+
+        Raises:
+            ConfigError: called before prepare, or where workers take steps by themselves.
+        """
         self._need_prepare("boundary")
         self._member.boundary()
 
     def on_phase(self, listener: Callable[[str, int], None]) -> None:
-        """Call `listener(name, detail)` in the training thread wherever this worker gets to.
+        """Call `listener(name, detail)` in the training thread at each phase that it comes to.
 
-        For traces and for tests that kill a worker at a chosen place. Names: wait, boundary, batch,
+        For traces, and for tests that kill a worker at a chosen phase: wait, boundary, batch,
         slice, handed (a lost worker's slice; detail: its number), again (one that is computed a
         second time), computed, bucket (detail: its number), filled, round, held, left, evaluate,
         mean, report, snapshot, level, unequal, enter, meet, give, take, crew, pause, released,

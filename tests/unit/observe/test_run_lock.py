@@ -209,7 +209,7 @@ def test_on_a_full_disk_nobody_holds_it_and_the_error_says_why(tmp_path, monkeyp
 
     with monkeypatch.context() as patched:
         patched.setattr(os, "pwrite", full)
-        with pytest.raises(Full, match="No space left.*Nothing was changed. Make room."):
+        with pytest.raises(Full, match=r"No space left.*Nothing was changed\. Make room"):
             Lock(path, WHAT)
     assert holder(path) is None
     Lock(path, WHAT).close()
