@@ -220,7 +220,7 @@ def import_(
     path: Annotated[Path, typer.Argument(help="A safetensors file.")],
     store: Where = STORE,
     tag: Annotated[str | None, typer.Option(help="Tag the model with this name.")] = None,
-    parent: Annotated[list[str] | None, typer.Option(help="Tag or ref it derives from.")] = None,
+    parent: Annotated[list[str] | None, typer.Option(help="Tag or ref of a parent.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Store a safetensors file."""
@@ -272,7 +272,7 @@ def stats(store: Where = STORE, as_json: AsJson = False) -> None:
 @store_app.command()
 @_says
 def consolidate(ref: Name, store: Where = STORE, as_json: AsJson = False) -> None:
-    """Put a model that is kept in the parts of a mesh again as whole tensors; its tags move."""
+    """Store a model that is kept in parts again, as whole tensors, and move its tags there."""
     with _existing(store) as opened:
         before = opened.manifest(ref).ref
         made = opened.consolidate(before)

@@ -35,10 +35,10 @@ def bench(
     workers: Annotated[str, typer.Option("--workers", "-w", help="1..4, or 1,2,4.")] = "1..2",
     kill: Annotated[int, typer.Option(help="Workers to kill at each size from 2 on.")] = 1,
     kill_every: Annotated[float, typer.Option(help="Seconds from one kill to the next.")] = 15.0,
-    seconds: Annotated[float, typer.Option(help="Undisturbed training that is measured.")] = 10.0,
-    warmup: Annotated[float, typer.Option(help="Seconds before that.")] = 3.0,
+    seconds: Annotated[float, typer.Option(help="Seconds of training that are measured.")] = 10.0,
+    warmup: Annotated[float, typer.Option(help="Seconds of training before that.")] = 3.0,
     ddp: Annotated[bool, typer.Option("--ddp/--no-ddp", help="Measure DDP as well.")] = True,
-    cpus: Annotated[float, typer.Option(help="Of each worker.")] = 1.0,
+    cpus: Annotated[float, typer.Option(help="CPUs of each worker.")] = 1.0,
     config: Settings = None,
     seed: Annotated[int, typer.Option(help="Of weights, the order of samples, and victims.")] = 0,
     out: Annotated[

@@ -63,7 +63,7 @@ def show(
     name: Name,
     store: Folder = STORE,
     top: Annotated[
-        int, typer.Option("--top", "-n", min=0, help="So many of the best; 0: all by number.")
+        int, typer.Option("--top", "-n", min=0, help="How many of the best; 0: all, by number.")
     ] = 10,
     failed: Annotated[bool, typer.Option("--failed", help="Only the failed ones.")] = False,
     parquet: Annotated[
@@ -100,12 +100,12 @@ def show(
 def resume(
     name: Name,
     store: Folder = STORE,
-    trials: Annotated[int | None, typer.Option(help="So many trials in all.")] = None,
+    trials: Annotated[int | None, typer.Option(help="How many trials in all.")] = None,
     epochs: Annotated[
-        float | None, typer.Option(help="So many epochs in all, of all trials together.")
+        float | None, typer.Option(help="How many epochs in all, of all trials together.")
     ] = None,
-    time_s: Annotated[float | None, typer.Option(help="For so many seconds.")] = None,
-    parallel: Annotated[int | None, typer.Option(help="So many at once.")] = None,
+    time_s: Annotated[float | None, typer.Option(help="For how many seconds at most.")] = None,
+    parallel: Annotated[int | None, typer.Option(help="How many at once.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Go on with a campaign where it was stopped or killed, or give it a larger budget.

@@ -30,16 +30,16 @@ def run(
     script: Script,
     function: Function = "train",
     workers: Annotated[str, typer.Option("--workers", "-w", help="4, or 2:8 for min:max.")] = "1",
-    spares: Annotated[int, typer.Option(help="Further workers that wait.")] = 0,
-    shadows: Annotated[int, typer.Option(help="Further workers that hold each step.")] = 0,
-    cpus: Annotated[float, typer.Option(help="Of each worker.")] = 1.0,
-    gpus: Annotated[float, typer.Option(help="Of each worker.")] = 0.0,
+    spares: Annotated[int, typer.Option(help="Further workers, to replace lost ones.")] = 0,
+    shadows: Annotated[int, typer.Option(help="Further workers that go on if all are lost.")] = 0,
+    cpus: Annotated[float, typer.Option(help="CPUs of each worker.")] = 1.0,
+    gpus: Annotated[float, typer.Option(help="GPUs of each worker.")] = 0.0,
     config: Settings = None,
     name: Annotated[
-        str, typer.Option(help="Of the run; the script's by default. The same name goes on.")
+        str, typer.Option(help="Of the run; by default the script's. The same name continues it.")
     ] = "",
     store: Annotated[
-        str, typer.Option("--store", "-s", envvar="ELASTIX_STORE", help="Where States are kept.")
+        str, typer.Option("--store", "-s", envvar="ELASTIX_STORE", help="Directory of the store.")
     ] = "runs/store",
     seed: Annotated[int, typer.Option(help="Of initial weights and of the order of samples.")] = 0,
     as_json: AsJson = False,

@@ -30,7 +30,7 @@ def serve_model(
     every: Annotated[float, typer.Option(help="Seconds from one look at the tag to the next.")] = 1,
     as_json: AsJson = False,
 ) -> None:
-    """Answer requests with a stored model until Ctrl-C; another one when the tag moves.
+    """Answer requests with a stored model until Ctrl-C, and with another one when the tag moves.
 
     `curl ADDRESS/predict --json '{"inputs": [[...], ...]}'` gives the outputs and the model's ref.
     """
