@@ -27,8 +27,8 @@ def built_model(model: str, config: object) -> torch.nn.Module:
     except Exception as error:
         raise ConfigError(
             f"{model} raised when it was to build the model: {first_line(error)}. Nothing was "
-            "done. It is called with --config, or with the config that a trial was stored "
-            "with, or with nothing if there is neither."
+            "done. It is called with --config, else with the config that a trial was stored "
+            "with, else with the default of its module's `space`, else with nothing."
         ) from error
     if not isinstance(module, torch.nn.Module):
         raise ConfigError(
