@@ -257,7 +257,7 @@ class Strategy(_Strategy):
         """
         if src != 0:
             raise ConfigError(
-                f"fabric.broadcast(src={src}): there is rank 0 only. Nothing was sent."
+                f"fabric.broadcast(src={src}): there is rank 0 only. Nothing was sent. Use src=0."
             )
         return self._script.same(obj, "fabric.broadcast")
 

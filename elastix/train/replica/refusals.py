@@ -91,8 +91,8 @@ LEFT_OVER = (
 def prepared_twice() -> ConfigError:
     """ctx.prepare was called before."""
     return ConfigError(
-        "ctx.prepare was called twice. Give it everything at once: "
-        "model, optimizer = ctx.prepare(model, optimizer)."
+        "ctx.prepare was called twice. The second call did nothing; the run ends. Give it all at "
+        "once: model, optimizer = ctx.prepare(model, optimizer)."
     )
 
 
