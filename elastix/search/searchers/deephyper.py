@@ -81,6 +81,10 @@ class DeepHyper:
             objectives, bounds and weights are in DeepHyper's sense: more is better, so a metric of
             mode "min" counts by its negative. If trials are paused or stopped early, it is given
             places in place of values, see `_losses`.
+
+    Raises:
+        ConfigError: impossible numbers, no such `acq_optimizer`, or a strategy that remembers what
+            it was asked.
     """
 
     history = HistoryOnceStarted()

@@ -81,6 +81,8 @@ def parameters(space: Space, config: Config) -> tuple[Values, dict[str, BaseDist
 class Optuna:
     """Optuna's TPE (tree-structured Parzen estimator).
 
+    Source: Bergstra et al., Algorithms for Hyper-Parameter Optimization, NeurIPS'11.
+
     Args:
         options: arguments of TPESampler. Pending points count as bad ones, unless you pass
             constant_liar=False. The seed is the campaign's.
