@@ -161,7 +161,7 @@ class ShadowDiffers(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class SamplesLeftOut(Event):
-    """These positions are not used from here on, on purpose: nobody shall miss them.
+    """These positions are left out on purpose from here on: they are not used, and not missing.
 
     Attributes:
         step: the last one that counted, if the guard has left them out; else -1.
@@ -572,7 +572,7 @@ class TrialReported(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class TrialLost(Event):
-    """The worker of a trial died, and the trial starts again."""
+    """A trial has lost its worker, or raised and has retries left: it starts again."""
 
     trial: int
     attempt: int

@@ -59,7 +59,8 @@ class Summary:
         best: of the metric that checkpoints go by; None for none.
         began_t, last_t: of the first and the latest event, seconds since 1970.
         took_s: from the first to the last event of each process: between two of them nothing ran.
-        losses: workers that were lost; of a campaign, under its trials.
+        losses: workers that were lost; of a campaign, how often a trial began again, as it had lost
+            its worker or raised.
     """
 
     name: str

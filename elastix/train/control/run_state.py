@@ -38,8 +38,8 @@ class RunState:
             step.
         gone: workers that were lost or left, or could not be started, since the last committed
             step, and why.
-        out: all workers that were lost or left, or could not be started, up to now; or are ended
-            since workers had parted.
+        out: all workers that were lost or left, or could not be started, up to now; and those that
+            are ended because workers had parted.
         generation: the newest that was formed.
         started: workers that were up to `prepare`.
         members: of the newest generation, but for those that were lost or left since.
