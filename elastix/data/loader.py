@@ -266,9 +266,9 @@ class Loader:
             there = state_dict.get(name, type(here)())
             if there != here:
                 raise ConfigError(
-                    f"loader {self.number} was at work with {name}={there} and is now "
-                    f"made with {name}={here}, so its cursor means other samples. Nothing was "
-                    "read. Use the same dataset and arguments, or another run name."
+                    f"loader {self.number} had {name}={there} and is now made with {name}={here}, "
+                    "so the positions that the State counts mean other samples. Nothing was read. "
+                    "Use the same dataset and arguments, or another run name."
                 )
         self._files = state_dict.get("files", source.files)
         owed, left_out = (
@@ -286,10 +286,10 @@ class Loader:
             return
         raise ConfigError(
             f"the samples of loader {self.number} (files, or the indices of a Subset) are not "
-            "those that it was at work with, though they are as many, so its cursor means other "
-            "ones. Nothing was read. Put the former files back, or make the same Subset: a worker "
-            "that joins, or a run that goes on, does not know what was computed before, unless it "
-            "is in ctx.track. Or choose another run name."
+            "those that it had, though they are as many, so the positions that the State counts "
+            "mean other samples. Nothing was read. Put the former files back, or make the same "
+            "Subset: a worker that joins, or a run that goes on, does not know what was computed "
+            "before, unless it is in ctx.track. Or choose another run name."
         )
 
     def left(self) -> None:

@@ -258,16 +258,16 @@ class Step:
         return True
 
     def __len__(self) -> int:
-        """None is known; asking for one is mostly about to divide by it.
+        """There is none that is known; whoever asks for one is mostly about to divide by it.
 
         Raises:
-            TypeError: always: what asks in passing (list, a progress bar) goes on without.
+            TypeError: always. Code that asks in passing (list, a progress bar) goes on without one.
         """
         raise TypeError(
-            "a step has no len(): how many of its slices this worker computes is known when it is "
-            "over, as those of a lost worker are computed by others. For a mean nothing is to be "
-            "divided: gradients are averaged over the whole batch as they are. The samples of a "
-            "slice are counted by the length of its tensors."
+            "a step has no len(): how many of its slices this worker computes is known only when "
+            "the step is over, as it may compute those of a lost worker too. For a mean nothing is "
+            "to be divided: gradients are averaged over the whole batch as they are. To count the "
+            "samples of a slice, take the length of its tensors."
         )
 
     def __iter__(self) -> Iterator[Any]:

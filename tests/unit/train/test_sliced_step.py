@@ -415,7 +415,7 @@ def test_a_step_says_why_it_has_no_length(tmp_path):
         model, optimizer, loader = prepared(ctx)
         for epoch in loader.epochs(1):
             for step in epoch:
-                with pytest.raises(TypeError, match="nothing is to be divided"):
+                with pytest.raises(TypeError, match="For a mean nothing is to be divided"):
                     len(step)
                 assert operator.length_hint(step, 7) == 7
                 assert step
