@@ -208,7 +208,7 @@ class RunConfig(_Config):
             "://" not in self.store,
             f"a run's store is a directory that all its workers reach, not {self.store!r}: "
             "journals and locks lie beside its States. An object store can hold models: "
-            "elastix.store.Store opens it.",
+            "elastix.Store opens it.",
         )
         require(
             is_name(self.name),
@@ -515,15 +515,15 @@ class FailureConfig(_Config):
             samples.
         guard: which steps are discarded; None: none.
         sentinel: compare digests of the workers' States in every step, and remove a worker that
-            differs from the majority. Of a State of more than 256 KiB each step compares a part:
-            all of 600 MB within a minute, of a larger one in as much longer as it is larger. Not
+            differs from the majority. Of a State of more than 256 KiB each step compares a part, so
+            that all of 600 MB is compared within a minute, and all of 6 GB within ten. Not
             with crews, nor with ExchangeConfig(every_steps=...): there States are compared at
             checkpoints alone.
         recompute_every: with RunConfig(exact=True), every so many steps one slice is computed by
             two workers, and a worker that miscalculates is removed. In its first step each worker
             computes its first slice three times, which finds code that gives a different result the
             second time, and a slice of another worker, which finds code that goes by what a worker
-            did before. None: nothing is computed twice. Nor is anything if workers are crews.
+            did before. None: nothing is computed twice, as never with crews.
         notices: "aws", "gcp" or "azure": ask the cloud's metadata service on each node whether the
             machine is about to be preempted. Its workers then leave at the next step boundary,
             before the deadline. On Ray only. None: do not ask. Workers always react to SIGTERM
