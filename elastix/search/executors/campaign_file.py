@@ -20,8 +20,8 @@ def keep(campaign: Any, directory: Path) -> None:  # noqa: ANN401 - a Campaign, 
         pickled = cloudpickle.dumps(campaign)
     except (PicklingError, TypeError, AttributeError, ValueError, RuntimeError) as error:
         logger.warning(
-            "its script can go on with this campaign, and `elastix campaign resume` cannot: it "
-            "cannot be pickled (%s).",
+            "this campaign cannot be pickled (%s). Its script can go on with it; `elastix campaign "
+            "resume` cannot.",
             error,
         )
         return
