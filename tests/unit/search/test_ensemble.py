@@ -236,9 +236,7 @@ def test_a_model_that_rules_a_true_class_out_is_left_out_and_it_is_said(campaign
 def test_it_is_said_if_all_models_rule_a_true_class_out(campaign):
     x, y, _ = samples()
     with pytest.raises(NotFound, match="gave the true class of some sample a probability of 0"):
-        campaign.ensemble(
-            build=lambda config: Masked(config["inputs"], CLASSES), validation=(x, y)
-        )
+        campaign.ensemble(build=lambda config: Masked(config["inputs"], CLASSES), validation=(x, y))
 
 
 def test_a_model_that_is_gone_or_broken_is_left_out(campaign, tmp_path):
