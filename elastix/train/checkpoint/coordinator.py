@@ -45,6 +45,7 @@ _TICK_S = 0.2
 _GC_BYTES = 64 << 20  # what retired States must amount to before gc looks through the packs
 _REMEMBERED = 64
 _NOBODY, _EVERYBODY = -1, -2  # in place of a worker's id
+_MOVING = ("last", "best", "final")  # tags of a run, beside those that name a step
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -461,9 +462,9 @@ class Checkpoints:
     def _drop(self, old: Kept) -> None:
         """Take this run's names off a State, and retire it unless others have given it one."""
         self._kept = [kept for kept in self._kept if kept != old]
-        mine = f"{self._run}/"
+        ours = {f"{self._run}/{name}" for name in (self._label(old.step), *_MOVING)}
         for tag, ref in self.store.tags().items():
-            if ref == old.ref and tag.startswith(mine):
+            if ref == old.ref and tag in ours:
                 self.store.untag(tag)
         nbytes = self.store.nbytes(old.ref)
         with contextlib.suppress(Conflict):  # somebody else's tag: it stays
@@ -505,5 +506,7 @@ class Checkpoints:
 def _kept(store: Store, run: str) -> list[Kept]:
     """The States of a run that the store holds, from its tags."""
     mine = f"{run}/step-"
-    found = [(tag, ref) for tag, ref in store.tags().items() if tag.startswith(mine)]
-    return [Kept(int(tag.removeprefix(mine)), ref, store.score(ref)) for tag, ref in found]
+    tags = store.tags().items()
+    found = [(tag.removeprefix(mine), ref) for tag, ref in tags if tag.startswith(mine)]
+    steps = [(int(step), ref) for step, ref in found if step.isdecimal()]  # none of the user's own
+    return [Kept(step, ref, store.score(ref)) for step, ref in steps]

@@ -414,3 +414,27 @@ def test_the_best_is_another_one_when_a_state_is_taken_back(run, monkeypatch):
     with Store(run.store) as store:
         kept = store.tags()["run/step-0000000010"]
         assert store.tags() == {"run/step-0000000010": kept, "run/last": kept, "run/best": kept}
+
+
+def alone(run, step):
+    """A State of a group of one worker; its ref."""
+    return store(run, step, (0,), members=(0,))
+
+
+def test_a_state_that_the_user_has_named_is_kept_under_that_name(tmp_path):
+    """Also under a name that begins as the run's own do: it was removed with the State."""
+    run = Run(tmp_path, keep_last=1)
+    first = alone(run, 10)
+    with Store(run.store) as opened:
+        opened.tag("run/good", first)
+        opened.tag("run/step-good", first)
+    second = alone(run, 20)
+    assert run.checkpoints.settle(20)  # States are dropped after the verdict
+    run.checkpoints.close()
+    with Store(run.store, read_only=True) as opened:
+        own = {"run/step-0000000020": second, "run/last": second}
+        assert opened.tags() == {"run/good": first, "run/step-good": first, **own}
+        assert torch.equal(opened.get("run/good").tensors["w"], TENSOR["w"])
+    again = Run(tmp_path)
+    assert again.checkpoints.last().ref == second
+    again.checkpoints.close()
