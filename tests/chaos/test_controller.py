@@ -181,6 +181,10 @@ def test_a_killed_controller_comes_back_and_nothing_is_rolled_back(cluster, tmp_
     steps = [event.step for event in events_of(tmp_path, StepCommitted)]
     assert steps == list(range(1, 31))
     assert compare(result.directory).relative < 1e-9
+    stored = {event.step: event.ref for event in events_of(tmp_path, StateStored)}
+    with elastix.Store(tmp_path, read_only=True) as store:
+        line = store.ancestors(result.ref)
+    assert line == [ref for step, ref in sorted(stored.items(), reverse=True) if step < 30]
     nobody_left(tmp_path)
 
 

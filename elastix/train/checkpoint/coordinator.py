@@ -100,6 +100,19 @@ class Checkpoints:
 
     # ------------------------------------------------------------------ where the run stands
 
+    def take_up(self, parents: tuple[Ref, ...] = ()) -> None:
+        """See where the run stands, once nobody else can store its States any more.
+
+        Args:
+            parents: the models that it begins from.
+        """
+        self._kept = _kept(self.store, self._run)
+        newest = max(self._kept, key=lambda kept: kept.step, default=None)
+        if newest is not None and self.last() is None:  # whoever took one away was killed
+            self.store.tag(f"{self._run}/last", newest.ref)
+        self._origin = parents
+        self._follow(self.last())
+
     def last(self) -> Kept | None:
         """The State that the run goes on from."""
         ref = newest(self.store, self._run)
@@ -121,10 +134,14 @@ class Checkpoints:
                     "changed. Choose one of these."
                 )
             self.store.tag(f"{self._run}/last", chosen.ref)
-            for later in [kept for kept in self._kept if kept.step > step]:
-                self._drop(later)
+        # Also those that whoever went back before was killed before it had dropped: they would
+        # stand in the way of what is stored from here on.
+        later = [kept for kept in self._kept if chosen is not None and kept.step > chosen.step]
+        for kept in later:
+            self._drop(kept)
+        if later:
             self._tag_best()
-        self._line = () if chosen is None else (chosen.ref,)
+        self._follow(chosen)
         return chosen
 
     def go_back_to(self, steps: Collection[int]) -> tuple[Kept | None, list[StateDropped]]:
@@ -145,13 +162,16 @@ class Checkpoints:
                 self._drop(later)
                 dropped.append(StateDropped(ref=later.ref, step=later.step))
         self._tag_best()
-        self._line = self._origin if chosen is None else (chosen.ref,)
-        self._line_before = ()
+        self._follow(chosen)
         return chosen, dropped
 
-    def descend_from(self, parents: tuple[Ref, ...]) -> None:
-        """The run begins, and these are the models that it begins from."""
-        self._origin = self._line = parents
+    def _follow(self, chosen: Kept | None) -> None:
+        """The next State derives from this one, and what replaces it from what it derives from."""
+        self._line, self._line_before = self._origin, ()
+        if chosen is not None:
+            self._line = (chosen.ref,)
+            with contextlib.suppress(StoreError):  # whoever reads it says what is wrong
+                self._line_before = self.store.manifest(chosen.ref).parents
 
     # ------------------------------------------------------------------ from the controller
 

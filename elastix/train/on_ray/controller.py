@@ -60,7 +60,7 @@ from elastix.train.on_ray.worker_handle import WorkerHandle
 from elastix.train.record.conductor_shell import Shell
 from elastix.train.record.pickled_function import TRAIN, read_code
 from elastix.train.record.provenance import Installation, installation, warn_of_other
-from elastix.train.record.start_or_resume import begin, going_back
+from elastix.train.record.start_or_resume import begin, going_back, take_up
 from elastix.train.replica.link import Life, Settings
 from elastix.train.replica.model_source import ModelSource
 
@@ -255,6 +255,7 @@ class Controller(Shell):
         self._log.open(path, plan.opening, stays, takeover.LET_GO_S)
         again = again and bool(self._log.count)
         if again:
+            take_up(self._checkpoints, settings)
             settings = going_back(settings)
         else:
             begun, settings = begin(self._checkpoints, settings, plan.restore)

@@ -31,6 +31,7 @@ def begin(
             gone; nothing was changed.
     """
     path = settings.directory / "journal.jsonl"
+    take_up(checkpoints, settings)
     last = checkpoints.last()
     if last is not None and not path.stat().st_size:
         raise NotFound(
@@ -50,8 +51,6 @@ def begin(
             "leave_out needs a stored State to go back to, and the run has none. Nothing was "
             "changed. Begin it under another name, without those samples in the dataset."
         )
-    if chosen is None and settings.model_source is not None:
-        checkpoints.descend_from(settings.model_source.parents)
     paused = settings.model_source.resume() if settings.model_source is not None else None
     if paused is not None and int(paused.meta["step"]) > start:
         told.append(Resumed(step=int(paused.meta["step"]), ref=""))
@@ -59,6 +58,12 @@ def begin(
         told.append(Resumed(step=chosen.step if chosen else 0, ref=chosen.ref if chosen else ""))
     told += [SamplesLeftOut(loader=loader, spans=spans) for loader, spans in new.items()]
     return told, replace(settings, left_out=LeftOut((*before, *told)).spans)
+
+
+def take_up(checkpoints: Checkpoints, settings: Settings) -> None:
+    """The journal is this process's alone, and so are the run's States from now on."""
+    source = settings.model_source
+    checkpoints.take_up(() if source is None else source.parents)
 
 
 def _unsound(checkpoints: Checkpoints, before: Iterable[Event]) -> list[Event]:

@@ -421,6 +421,32 @@ def alone(run, step):
     return store(run, step, (0,), members=(0,))
 
 
+def parents(run, ref):
+    with Store(run.store, read_only=True) as opened:
+        return opened.manifest(ref).parents
+
+
+def test_the_line_of_states_goes_on_where_the_run_does(tmp_path):
+    """One in the place of the last one derives from what that did; after a controller's death, too.
+
+    Both had no parents, so that nobody knew any more what the run had begun from.
+    """
+    run = Run(tmp_path, keep_last=None)
+    first = alone(run, 10)
+    second = alone(run, 20)
+    assert parents(run, second) == (first,)
+    run.checkpoints.close()
+    again = Run(tmp_path, keep_last=None)
+    again.checkpoints.go_on_from()
+    instead = alone(again, 20)
+    assert parents(again, instead) == (first,)
+    again.checkpoints.close()
+    successor = Run(tmp_path, keep_last=None)
+    successor.checkpoints.take_up()
+    assert parents(successor, alone(successor, 30)) == (instead,)
+    successor.checkpoints.close()
+
+
 def test_a_state_that_the_user_has_named_is_kept_under_that_name(tmp_path):
     """Also under a name that begins as the run's own do: it was removed with the State."""
     run = Run(tmp_path, keep_last=1)
