@@ -100,13 +100,17 @@ class Checkpoints:
 
     # ------------------------------------------------------------------ where the run stands
 
-    def take_up(self, parents: tuple[Ref, ...] = ()) -> None:
+    def take_up(
+        self, parents: tuple[Ref, ...] = (), scored_otherwise: Collection[str] = ()
+    ) -> None:
         """See where the run stands, once nobody else can store its States any more.
 
         Args:
             parents: the models that it begins from.
+            scored_otherwise: States whose scores are of no use, as they are of another metric.
         """
-        self._kept = _kept(self.store, self._run)
+        found = _kept(self.store, self._run)
+        self._kept = [replace(k, score=None) if k.ref in scored_otherwise else k for k in found]
         newest = max(self._kept, key=lambda kept: kept.step, default=None)
         if newest is not None and self.last() is None:  # whoever took one away was killed
             self.store.tag(f"{self._run}/last", newest.ref)

@@ -6,7 +6,14 @@ from dataclasses import replace
 from elastix.config import RestoreConfig
 from elastix.data.left_out import KINDS, LeftOut
 from elastix.errors import ConfigError, NotFound
-from elastix.events import Event, Resumed, SamplesLeftOut, StateDropped, StateStored
+from elastix.events import (
+    Event,
+    Resumed,
+    RunStarted,
+    SamplesLeftOut,
+    StateDropped,
+    StateStored,
+)
 from elastix.observe import journal
 from elastix.train.checkpoint import restore
 from elastix.train.checkpoint.coordinator import Checkpoints
@@ -63,7 +70,22 @@ def begin(
 def take_up(checkpoints: Checkpoints, settings: Settings) -> None:
     """The journal is this process's alone, and so are the run's States from now on."""
     source = settings.model_source
-    checkpoints.take_up(() if source is None else source.parents)
+    parents = () if source is None else source.parents
+    checkpoints.take_up(parents, _scored_otherwise(settings))
+
+
+def _scored_otherwise(settings: Settings) -> set[str]:
+    """States that were stored while the run went by another metric than from now on."""
+    ours = then = settings.checkpoint.best, settings.checkpoint.mode
+    if settings.checkpoint.best is None:
+        return set()  # it goes by none, and the best until now stays that
+    found: set[str] = set()
+    for event in journal.read_only(settings.directory / "journal.jsonl", RunStarted, StateStored):
+        if isinstance(event, RunStarted) and event.checkpoint:
+            then = event.checkpoint.get("best"), event.checkpoint.get("mode", "max")
+        elif isinstance(event, StateStored) and then != ours:
+            found.add(event.ref)
+    return found
 
 
 def _unsound(checkpoints: Checkpoints, before: Iterable[Event]) -> list[Event]:

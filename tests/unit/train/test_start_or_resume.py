@@ -8,7 +8,7 @@ import torch
 
 from elastix.config import CheckpointConfig, RestoreConfig
 from elastix.errors import NotFound
-from elastix.events import Resumed, RunStarted
+from elastix.events import Resumed, RunStarted, StateStored
 from elastix.observe.journal import Journal
 from elastix.state import State
 from elastix.store import Store
@@ -93,3 +93,26 @@ def test_a_run_of_which_no_state_is_named_the_last_goes_on_from_the_newest(tmp_p
     told, tags = begun(tmp_path, opened(tmp_path))
     assert told == [Resumed(step=20, ref=refs[20], t=ANY)]
     assert tags["r/last"] == refs[20]
+
+
+def test_scores_by_another_metric_are_not_compared_with_those_of_this_one(tmp_path):
+    """The best by the former metric stayed the best for good, as no loss is that large."""
+    refs = stored(tmp_path, 10, score=0.9)
+    with Journal(tmp_path / "journal.jsonl") as journal:
+        goal = CheckpointConfig(best="accuracy").to_dict()
+        journal.append(
+            RunStarted(name="r", seed=0, config={}, scaling={}, versions={}, checkpoint=goal)
+        )
+        journal.append(
+            StateStored(ref=refs[10], step=10, reason="best", stored_bytes=1, store_s=0.1)
+        )
+    for other, score in (
+        ({"best": "accuracy"}, 0.9),
+        ({}, 0.9),  # which says nothing of what is best
+        ({"best": "accuracy", "mode": "min"}, None),
+        ({"best": "loss", "mode": "min"}, None),
+    ):
+        checkpoints = Checkpoints(Store(tmp_path / "store"), "r", CheckpointConfig(**other))
+        begin(checkpoints, settings(tmp_path, **other), RestoreConfig())
+        assert checkpoints.last().score == score
+        checkpoints.close()
