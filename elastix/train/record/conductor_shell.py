@@ -44,7 +44,7 @@ from elastix.train.control.conductor import Conductor
 from elastix.train.control.messages import Diverged, ToWorker
 from elastix.train.control.terms import RunTerms
 from elastix.train.record.logbook import Logbook
-from elastix.train.record.start_or_resume import going_back
+from elastix.train.record.start_or_resume import going_back, paused_step
 from elastix.train.replica.link import Settings
 
 logger = logging.getLogger(__name__)
@@ -182,15 +182,19 @@ class Shell(ABC):
 
     def _stored(self) -> Resumed:
         """Where the run goes on from if nobody has the State; what is unsound is dropped."""
-        state, again = self._log.state, 0
+        state = self._log.state
         if state.sound is not None:
             last, dropped = self._checkpoints.go_back_to(state.sound)
             for event in dropped:
                 self._emit(event)
-            again = state.step - (last.step if last else 0)
         else:
             last = self._checkpoints.last()
-        found = Resumed(step=last.step if last else 0, ref=last.ref if last else "", again=again)
+        step, ref = (last.step, last.ref) if last else (0, "")
+        with contextlib.suppress(StoreError):  # whoever begins from it says what is wrong
+            if (paused := paused_step(self._settings)) > step:
+                step, ref = paused, ""
+        again = 0 if state.sound is None else state.step - step
+        found = Resumed(step=step, ref=ref, again=again)
         if state.parted is not None:
             self._settings = going_back(self._settings, found)
         return found

@@ -58,9 +58,9 @@ def begin(
             "leave_out needs a stored State to go back to, and the run has none. Nothing was "
             "changed. Begin it under another name, without those samples in the dataset."
         )
-    paused = settings.model_source.resume() if settings.model_source is not None else None
-    if paused is not None and int(paused.meta["step"]) > start:
-        told.append(Resumed(step=int(paused.meta["step"]), ref=""))
+    paused = paused_step(settings)
+    if paused > start:
+        told.append(Resumed(step=paused, ref=""))
     elif chosen is not None or path.stat().st_size:
         told.append(Resumed(step=chosen.step if chosen else 0, ref=chosen.ref if chosen else ""))
     told += [SamplesLeftOut(loader=loader, spans=spans) for loader, spans in new.items()]
@@ -86,6 +86,13 @@ def _scored_otherwise(settings: Settings) -> set[str]:
         elif isinstance(event, StateStored) and then != ours:
             found.add(event.ref)
     return found
+
+
+def paused_step(settings: Settings) -> int:
+    """The last step in the State that was left at a pause, from which workers begin; 0 for none."""
+    source = settings.model_source
+    state = None if source is None else source.resume()
+    return 0 if state is None else int(state.meta["step"])
 
 
 def _unsound(checkpoints: Checkpoints, before: Iterable[Event]) -> list[Event]:

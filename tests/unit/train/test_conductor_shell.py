@@ -1,6 +1,8 @@
 """What shells have in common: the end of a run in which workers have parted. No processes."""
 
 import threading
+from dataclasses import replace
+from types import SimpleNamespace
 from unittest.mock import ANY
 
 import torch
@@ -183,3 +185,19 @@ def test_what_a_run_did_not_live_to_drop_the_next_one_does_not_go_on_from(tmp_pa
         Resumed(step=4, ref=first.ref, t=ANY),
     ]
     kept.close()
+
+
+def test_a_trial_that_has_stored_nothing_since_its_pause_goes_back_to_that(tmp_path):
+    """Its workers begin from there. The journal told of the beginning, and of lost steps."""
+    shell = Alone(tmp_path)
+    paused = SimpleNamespace(parents=(), resume=lambda: State({}, {"step": 6}))
+    shell._settings = replace(shell._settings, model_source=paused)
+    assert shell._stored() == Resumed(step=6, ref="", t=ANY)
+    shell._emit(StepCommitted(step=8, generation=1, world_size=2, batches=()))
+    shell.offer(8, 0)
+    shell.offer(8, 1)
+    shell.deliver(8, 0)
+    assert shell._checkpoints.settle(20)
+    (stored,) = (event for event in shell.events if isinstance(event, StateStored))
+    assert shell._stored() == Resumed(step=8, ref=stored.ref, t=ANY)
+    shell._close()
