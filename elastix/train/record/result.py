@@ -9,7 +9,7 @@ from torch import nn
 
 from elastix.data.audit import Audit, audit
 from elastix.errors import NotFound
-from elastix.events import Event, RunStarted, StateStored
+from elastix.events import Event, Resumed, RunStarted, StateDropped, StateStored
 from elastix.notebook import facts
 from elastix.observe import catalogue, journal, reported_metrics
 from elastix.observe.progress import Progress, shown
@@ -45,18 +45,18 @@ class Result:
     @classmethod
     def of(cls, directory: Path, losses: int | None = None) -> Self:
         """Of the run that has its journal in this directory; `losses` if not all of them count."""
-        progress, ref = Progress(), Ref("")
+        progress = Progress()
+        states: dict[str, int] = {}
 
         def noted() -> Iterator[Event]:
-            nonlocal ref
             for event in journal.read(directory / "journal.jsonl"):
                 progress.add(event)
-                if isinstance(event, StateStored):
-                    ref = Ref(event.ref)
+                _take_state(states, event)
                 yield event
 
         account = audit(noted())
         lost = len(progress.losses) if losses is None else losses
+        ref = Ref(next(reversed(states), ""))
         return cls(ref, progress.metrics, account, lost, directory, str(directory.parents[1]))
 
     @classmethod
@@ -179,3 +179,24 @@ class Result:
                 ("store", self.store),
             ],
         )
+
+
+def _take_state(states: dict[str, int], event: Event) -> None:
+    """One more event of a run.
+
+    Args:
+        states: those that are stored and stand, with their steps; the newest is at the end.
+        event: others than of States change nothing.
+    """
+    match event:
+        case StateStored():
+            states.pop(event.ref, None)
+            states[event.ref] = event.step
+        case StateDropped():
+            states.pop(event.ref, None)
+        case Resumed():
+            for ref in [ref for ref, step in states.items() if step > event.step]:
+                del states[ref]
+            if event.ref:
+                states.pop(event.ref, None)
+                states[event.ref] = event.step

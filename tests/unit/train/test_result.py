@@ -6,7 +6,7 @@ from torch import nn
 
 import elastix
 from elastix.errors import ConfigError, NotFound, StateError
-from elastix.events import Reported, RunEnded, RunStarted, StateStored
+from elastix.events import Reported, Resumed, RunEnded, RunStarted, StateDropped, StateStored
 from elastix.observe import catalogue
 from elastix.observe.journal import Journal
 from elastix.observe.progress import Progress
@@ -60,6 +60,27 @@ def test_a_run_is_opened_again_by_its_name(run):
         elastix.Result.open(store, "digit")
     with pytest.raises(ConfigError):
         elastix.Result.open(store, "../digits")
+
+
+def test_of_a_run_that_went_back_the_state_is_the_one_that_it_stands_at(run):
+    """It was the one of the steps that were given up, which is not in the store any more."""
+    store, refs = run
+    path = store / "runs" / "digits" / "journal.jsonl"
+    with Journal(path) as journal:
+        journal.append(Resumed(step=2, ref=refs[1]))
+    assert elastix.Result.open(store, "digits").ref == refs[1]
+    with Journal(path) as journal:
+        journal.append(
+            StateStored(ref=refs[2], step=3, reason="final", stored_bytes=1, store_s=0.1)
+        )
+        journal.append(StateDropped(ref=refs[1], step=2))
+    assert elastix.Result.open(store, "digits").ref == refs[2]
+    with Journal(path) as journal:
+        journal.append(StateDropped(ref=refs[2], step=3))  # a late worker held something else
+    assert elastix.Result.open(store, "digits").ref == refs[0]
+    with Journal(path) as journal:
+        journal.append(Resumed(step=0, ref=""))
+    assert elastix.Result.open(store, "digits").ref == ""
 
 
 def test_none_says_nothing_new_to_whoever_reads_a_run(tmp_path):
