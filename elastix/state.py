@@ -607,6 +607,10 @@ def _adopt_slots(
 ) -> int:
     theirs = ancestor.meta[f"@{key}"]
     groups = unflatten(theirs["param_groups"], ancestor.tensors)
+    if isinstance(optimizer, torch.optim.LBFGS):  # its rows have the elements of all parameters
+        mine = [sources.get(names[id(p)], "") for p in optimizer.param_groups[0]["params"]]
+        if mine != groups[0]["params"]:
+            return 0
     ours = optimizer.state_dict()
     number = 0
     for live, packed in zip(optimizer.param_groups, ours["param_groups"], strict=True):
@@ -738,7 +742,35 @@ def _by_index(
         index.get(name, name): _copied(slot, owners[name]) if name in owners else slot
         for name, slot in state["state"].items()
     }
+    if isinstance(optimizer, torch.optim.LBFGS):
+        slots = _rows_in_order(optimizer, state, names) or slots
     return {**state, "state": slots, "param_groups": groups}
+
+
+def _rows_in_order(
+    optimizer: torch.optim.LBFGS, state: dict[str, Any], names: Mapping[int, str]
+) -> dict[int, Any]:
+    """The slots of an LBFGS whose parameters come in another order; none if it is the same.
+
+    What it has gathered stands under the first of them, in rows with the elements of all of them.
+    """
+    here = {names[id(p)]: p for p in optimizer.param_groups[0]["params"]}
+    before = state["param_groups"][0]["params"]
+    if before == [*here] or before[0] not in state["state"]:
+        return {}
+    if any(map(sharding.is_sharded, here.values())):
+        raise StateError("a sharded LBFGS has its parameters in another order than in the State.")
+    sizes = [here[name].numel() * (1 + here[name].is_complex()) for name in before]
+
+    def ordered(value: Any) -> Any:  # noqa: ANN401 - any part of its state
+        if isinstance(value, list):
+            return [ordered(one) for one in value]
+        if not isinstance(value, torch.Tensor) or value.shape != (sum(sizes),):
+            return value.clone() if isinstance(value, torch.Tensor) else value
+        parts = dict(zip(before, value.split(sizes), strict=True))
+        return torch.cat([parts[name] for name in here])
+
+    return {0: {key: ordered(value) for key, value in state["state"][before[0]].items()}}
 
 
 class RandomState:

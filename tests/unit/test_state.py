@@ -351,6 +351,54 @@ def test_an_optimizer_is_restored_by_parameter_name_not_by_place():
     assert "@optimizer/state/first.weight/exp_avg" in state.tensors
 
 
+def lbfgs(out: int = 1, backwards: bool = False):
+    torch.manual_seed(0)
+    layers = torch.nn.Linear(3, 4), torch.nn.Tanh(), torch.nn.Linear(4, out)
+    model = torch.nn.Sequential(*layers).double()
+    parameters = list(model.parameters())[:: -1 if backwards else 1]
+    return {"": model}, {"optimizer": torch.optim.LBFGS(parameters, lr=0.5, max_iter=3)}
+
+
+def descend(modules, others) -> None:
+    model, optimizer = modules[""], others["optimizer"]
+
+    def closure():
+        optimizer.zero_grad()
+        x = torch.linspace(-3, 3, 24, dtype=torch.float64).sin().reshape(8, 3)
+        loss = (model(x) - 1).square().mean()
+        loss.backward()
+        return loss
+
+    optimizer.step(closure)
+
+
+def test_an_lbfgs_goes_on_with_what_it_has_gathered_in_another_order():
+    """It begins with the gradient alone if that is lost, and with nonsense if rows are mixed up."""
+    one, other = lbfgs(), lbfgs(backwards=True)
+    descend(*one)
+    descend(*one)
+    restore(capture(*one).clone(), *other)
+    descend(*one)
+    descend(*other)
+    for ours, theirs in zip(
+        *(modules[""].parameters() for modules, _ in (one, other)), strict=True
+    ):
+        torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-12)
+
+
+def test_an_lbfgs_takes_over_what_was_gathered_on_all_its_tensors_or_nothing():
+    """What it has gathered are rows over all of them: those of another model have other lengths."""
+    begun = lbfgs()
+    descend(*begun)
+    ancestor = capture(*begun).clone()
+    names = [name for name, _ in begun[0][""].named_parameters()]
+    same, other = lbfgs(), lbfgs(out=2)
+    assert warm_start(*other, ancestor, {name: name for name in names[:2]}) == 0
+    descend(*other)
+    assert warm_start(*same, ancestor, {name: name for name in names}) == 1
+    descend(*same)
+
+
 def test_names_in_a_group_stay_beside_their_parameters():
     def made(order):
         model = torch.nn.Linear(2, 3)
