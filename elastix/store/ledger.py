@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -431,8 +432,15 @@ class Ledger:
 
     def _put(self, put: Put, rev: int) -> Missing | None:
         index = self.index
-        if any(map(index.is_gone, {put.place.pack, *(place.pack for _, place in put.blobs)})):
+        if index.is_gone(put.place.pack):
             return Missing(())
+        gone = set(filter(index.is_gone, {place.pack for _, place in put.blobs}))
+        if gone:  # what stood there others may have put again, elsewhere
+            lost = [digest for digest, place in put.blobs if place.pack in gone]
+            known = index.blobs(lost)
+            if missing := tuple(digest for digest in lost if digest not in known):
+                return Missing(missing)
+            put = replace(put, blobs=tuple(blob for blob in put.blobs if blob[1].pack not in gone))
         index.add_blobs(put.blobs)
         index.advance(put.seq)
         reply = index.add_model(put.ref, put.model, put.seq, put.place, rev)
