@@ -15,7 +15,7 @@ from torch import nn
 
 import elastix
 from elastix.config import CheckpointConfig
-from elastix.events import Resumed
+from elastix.events import Reported, Resumed
 from elastix.testing.chaos import Kill, with_kills
 from elastix.testing.local import run_local
 from tests import crew_runs
@@ -219,6 +219,36 @@ def test_what_is_done_again_in_a_run_that_is_not_exact_is_said(tmp_path):
     said = (tmp_path / "log").read_text()
     assert "has changed model, optimizer between ctx.prepare" in said
     assert said.count("done twice now") == 1
+
+
+def warms_up(ctx: elastix.Context) -> None:
+    """A scheduler is made of the optimizer that was prepared, and tracked."""
+    logging.getLogger("elastix").addHandler(logging.FileHandler(Path(ctx.config["log"])))
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
+    model, optimizer = ctx.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    scheduler = torch.optim.lr_scheduler.LinearLR(optimizer, 0.1, total_iters=20)
+    ctx.track(scheduler=scheduler)
+    for epoch in ctx.loader(samples(48), batch_size=8).epochs(ctx.config["epochs"]):
+        for batch in epoch:
+            ctx.report(rate=optimizer.param_groups[0]["lr"])
+            loss(model, batch).backward()
+            optimizer.step()
+            scheduler.step()
+            optimizer.zero_grad()
+
+
+def test_a_scheduler_that_is_made_after_the_state_has_come_goes_on_at_its_rate(tmp_path):
+    """It took a tenth of that, after all were lost with a warning, after the end without one."""
+    kills = [Kill(worker=worker, phase="bucket", step=4) for worker in (0, 1)]
+    options = {"replace": True, "checkpoint": CheckpointConfig(every_steps=3, wait=True)}
+    train, log = with_kills(warms_up, kills), tmp_path / "log"
+    for epochs in (1, 2):
+        config = {"log": str(log), "epochs": epochs}
+        found = run_local(train, 2, directory=tmp_path, config=config, **options)
+        rates = {e.step: e.metrics["rate"] for e in found.events if isinstance(e, Reported)}
+        for step, rate in rates.items():
+            assert rate == pytest.approx(0.1 * (0.1 + 0.9 * step / 20)), step
+    assert "has changed" not in log.read_text()
 
 
 def reports_its_last_loss(ctx: elastix.Context) -> None:

@@ -6,6 +6,7 @@ of it is kept until then. Not here: where a State comes from, or goes to (worker
 Invariant: what a State holds for objects that do not exist yet is passed on as it came.
 """
 
+import copy
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -72,6 +73,7 @@ class TrackedObjects:
         self.before_unprepared_step: Callable[[torch.optim.Optimizer], None] = lambda _: None
         self._outer: torch.optim.Optimizer | None = None
         self._groups: dict[torch.optim.Optimizer, int] = {}  # how many each was given with
+        self._options: dict[torch.optim.Optimizer, list[dict[str, Any]]] = {}  # until `set_out`
         self._unclaimed = State({})
         self._placed = False  # that is of an ancestor, in whose place this run begins
 
@@ -329,6 +331,7 @@ class TrackedObjects:
                 "stored. To begin anew choose another RunConfig.name, or remove the run: `elastix "
                 "runs rm NAME`; to go on give the model and the optimizer that it was stored with."
             ) from error
+        self._keep_options(self.optimizers)
         self._unclaimed, self._placed = state_entries.without(state, self.others), False
         # A joiner that began anew in the middle of its loop has some of these.
         for name, memory in self._remembered.items():
@@ -414,8 +417,35 @@ class TrackedObjects:
             states.take_place(self._unclaimed, {name: other})  # under options of its own
         else:
             states.restore_others(self._unclaimed, self.modules, {name: other})
+            self._put_options_back(other)
         self._unclaimed = state_entries.without(self._unclaimed, {name: other})
         return True
+
+    def _keep_options(self, optimizers: Iterable[torch.optim.Optimizer]) -> None:
+        """Those of their groups are as the State has them."""
+        for optimizer in optimizers:
+            self._options[optimizer] = [
+                {k: copy.deepcopy(v) for k, v in group.items() if k != "params"}
+                for group in optimizer.param_groups
+            ]
+
+    def _put_options_back(self, claimed: Stateful) -> None:
+        """A scheduler that is made when the State has come has begun its optimizer's rates anew."""
+        if isinstance(claimed, torch.optim.Optimizer):
+            self._keep_options([claimed])
+        if not isinstance(claimed, LRScheduler) or claimed.optimizer not in self._options:
+            return
+        kept = self._options[claimed.optimizer]
+        for group, options in zip(claimed.optimizer.param_groups, kept, strict=True):
+            for key, value in options.items():
+                if isinstance(value, torch.Tensor) and isinstance(group[key], torch.Tensor):
+                    group[key].copy_(value)
+                else:
+                    group[key] = copy.deepcopy(value)
+
+    def set_out(self) -> None:
+        """A step begins: what optimizers have for options from here on is the train function's."""
+        self._options.clear()
 
     @property
     def optimizers(self) -> list[torch.optim.Optimizer]:

@@ -223,6 +223,7 @@ class WorkerState:
 
         Of an exact run that is undone: in the undisturbed run it was done once.
         """
+        self._tracked.set_out()
         beginning, self._beginning, self._ended = self._beginning, None, False
         self._at_boundary, self.on_the_way = True, False
         if beginning is None or self._driver.watching or beginning.step != self._steps.step:

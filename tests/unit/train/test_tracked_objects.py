@@ -53,6 +53,60 @@ def test_an_optimizer_that_is_tracked_late_goes_on_with_its_moments() -> None:
         assert torch.equal(live["exp_avg"], restored["exp_avg"])
 
 
+SCHEDULES = {
+    "LinearLR": lambda o: torch.optim.lr_scheduler.LinearLR(o, 0.1, total_iters=8),
+    "LambdaLR": lambda o: torch.optim.lr_scheduler.LambdaLR(o, lambda step: min(1, step / 8)),
+    "OneCycleLR": lambda o: torch.optim.lr_scheduler.OneCycleLR(o, 0.5, total_steps=12),
+    "SequentialLR": lambda o: torch.optim.lr_scheduler.SequentialLR(
+        o,
+        [
+            torch.optim.lr_scheduler.LinearLR(o, 0.1, total_iters=2),
+            torch.optim.lr_scheduler.ExponentialLR(o, 0.5),
+        ],
+        [2],
+    ),
+}
+
+
+@pytest.mark.parametrize("rate", [0.1, torch.tensor(0.1)], ids=["number", "tensor"])
+@pytest.mark.parametrize("schedule", SCHEDULES.values(), ids=SCHEDULES)
+def test_a_scheduler_that_is_made_and_tracked_late_leaves_the_rates_of_the_state(
+    schedule, rate
+) -> None:
+    """As it is made it sets them to those of its first step, and most go on from what they find."""
+
+    def made():
+        model = torch.nn.Linear(2, 1)
+        start = rate.clone() if isinstance(rate, torch.Tensor) else rate
+        optimizer = torch.optim.Adam(model.parameters(), lr=start)
+        live = TrackedObjects()
+        live.prepare([model, optimizer], torch.device("cpu"))
+        return live, model, optimizer
+
+    def steps(number, optimizer, scheduler):
+        found = []
+        for _ in range(number):
+            optimizer.step()
+            scheduler.step()
+            group = optimizer.param_groups[0]
+            found.append((float(group["lr"]), group["betas"]))
+        return found
+
+    before, _, optimizer = made()
+    scheduler = schedule(optimizer)
+    before.track({"schedule": scheduler})
+    steps(3, optimizer, scheduler)
+    after, _, other = made()
+    after.adopt(before.capture({}).clone())
+    again = schedule(other)
+    assert list(after.track({"schedule": again})) == []
+    after.set_out()
+    assert [after.capture({}).meta[f"@{name}"] for name in ("optimizer", "schedule")] == [
+        before.capture({}).meta[f"@{name}"] for name in ("optimizer", "schedule")
+    ]
+    assert steps(4, other, again) == steps(4, optimizer, scheduler)
+
+
 class Count:
     def __init__(self, number: int = 0) -> None:
         self.number = number
