@@ -7,6 +7,7 @@ Invariant: what a State holds for objects that do not exist yet is passed on as 
 """
 
 import copy
+import re
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -38,6 +39,9 @@ from elastix.train.replica.outlines import same
 
 _PASSING = "@passing buffers/"
 """What names begin with, in a State on its way to who joins, that are in no State that is kept."""
+_NAMED = 3  # tensors, in a message
+_FURTHER = re.compile(r"@module\d+")
+"""What names of tensors of further modules begin with."""
 
 
 class TrackedObjects:
@@ -324,6 +328,8 @@ class TrackedObjects:
                 state = state_entries.of_stage(
                     state, set(states.parameter_names(self.modules).values())
                 )
+            else:
+                self._look_for_tensors(state)
             states.restore(state, self.modules, there)
         except StateError as error:
             raise StateError(
@@ -346,6 +352,17 @@ class TrackedObjects:
             raise StateError(
                 f"the State has trained {len(lost)} parameters, {lost[0]!r} among them, that are "
                 "at no stage of the axis 'pipe' here."
+            )
+
+    def _look_for_tensors(self, state: State) -> None:
+        """As one that no module here has: it would not be in what is stored next."""
+        known = {prefix + n for prefix, module in self.modules.items() for n in module.state_dict()}
+        lost = [n for n in state.tensors if n not in known and _is_of_module(n, state)]
+        if lost:
+            more = f" and {len(lost) - _NAMED} more" if len(lost) > _NAMED else ""
+            raise StateError(
+                "the State holds tensors that no module given to ctx.prepare has: "
+                f"{', '.join(lost[:_NAMED])}{more}."
             )
 
     def for_joiners(self, state: State) -> State:
@@ -479,6 +496,14 @@ class TrackedObjects:
         }
         prefixes = tuple(f"@{name}/" for name in optimizers)
         return late | {entry for entry in state.tensors if entry.startswith(prefixes)}
+
+
+def _is_of_module(name: str, state: State) -> bool:
+    """Whether an entry is a tensor of a module, and not of an object that is called like one."""
+    if not name.startswith("@"):
+        return True
+    owner = name.split("/")[0]
+    return _FURTHER.fullmatch(owner) is not None and owner not in state.meta
 
 
 def _beside(unclaimed: State, state: State) -> State:

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.optim import optimizer as hooks
 
-from elastix.errors import ConfigError
+from elastix.errors import ConfigError, StateError
 from elastix.train.replica.tracked_objects import TrackedObjects
 
 
@@ -211,3 +211,25 @@ def test_a_tensor_with_the_name_of_a_part_is_refused_before_anything_is_trained(
     model = torch.nn.ParameterDict({"w[0:2]": torch.nn.Parameter(torch.ones(2))})
     with pytest.raises(ConfigError, match=r"'w\[0:2\]'.* Nothing was prepared"):
         TrackedObjects().prepare([model], torch.device("cpu"))
+
+
+def test_a_state_with_tensors_that_no_module_here_has_is_refused() -> None:
+    """They were left out of all States from there on, and nothing said so."""
+    before, model = TrackedObjects(), torch.nn.ModuleDict({"body": torch.nn.Linear(2, 1)})
+    head, critic = torch.nn.Linear(2, 1).requires_grad_(False), torch.nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model["head"] = head
+    before.prepare([model, critic, optimizer], torch.device("cpu"))
+    before.track({"module7": critic})  # whatever it is called, it is kept for who asks for it
+    state = before.capture({})
+    for lost, given in (
+        ("head.weight", [torch.nn.ModuleDict({"body": model["body"]}), critic, optimizer]),
+        ("@module1/weight", [model, optimizer]),
+    ):
+        live = TrackedObjects()
+        live.prepare(given, torch.device("cpu"))
+        with pytest.raises(StateError, match=f"that no module .* has: {lost}, "):
+            live.adopt(state)
+    live = TrackedObjects()
+    live.prepare([model, critic, optimizer], torch.device("cpu"))
+    live.adopt(state)
