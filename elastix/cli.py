@@ -341,7 +341,7 @@ def lineage(ref: Name, store: Where = STORE, as_json: AsJson = False) -> None:
 @_says
 def rebuild(store: Where = STORE, as_json: AsJson = False) -> None:
     """Make the index anew from the packs, when it is damaged or lost."""
-    with _written(store) as opened:
+    with _existing(store) as opened:
         opened.rebuild()
         found = opened.stats()
     value = {"models": found.models, "packs": found.packs}

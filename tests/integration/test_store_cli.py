@@ -83,7 +83,8 @@ def test_errors_are_messages_with_exit_codes(built: tuple[Path, Ref, Ref], tmp_p
     assert "tagged best" in run(root, "retire", second, code=1).stderr
     assert "no store at" in run(tmp_path / "absent", "log", code=1).stderr
     assert not (tmp_path / "absent").exists()
-    for verb in (("gc",), ("retire", second), ("tag", "x", second)):  # a typo begins no store
+    changing = ("gc",), ("retire", second), ("tag", "x", second), ("rebuild",)
+    for verb in changing:  # a typo begins no store
         assert "no store at" in run(tmp_path / "absent", *verb, code=1).stderr
     assert not (tmp_path / "absent").exists()
     file = tmp_path / "taken.safetensors"
@@ -108,6 +109,15 @@ def test_errors_are_messages_with_exit_codes(built: tuple[Path, Ref, Ref], tmp_p
     (damage, *_) = answer_damaged(root)
     assert damage["tensor"] == "layer0.weight"
     assert "'layer0.weight'" in run(root, "export", "best", str(tmp_path / "y"), code=1).stderr
+
+
+def test_an_index_beyond_reading_is_made_anew(built: tuple[Path, Ref, Ref]) -> None:
+    root, first, second = built
+    for name in ("index.sqlite", "index.sqlite-wal"):
+        if (root / name).exists():
+            (root / name).write_bytes(b"not a database" * 400)
+    assert answer(root, "rebuild") == {"models": 2, "packs": 1}
+    assert {entry["ref"] for entry in answer(root, "log")} == {first, second}
 
 
 def answer_damaged(root: Path) -> list[dict[str, str]]:
