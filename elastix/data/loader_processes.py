@@ -72,6 +72,8 @@ class ProcessReader:
         loader = self._loader
         batches = self._guarded(lambda: iter(loader))
         self._batches = batches
+        if not isinstance(batches._workers_done_event, _Done):
+            batches._workers_done_event = _Done(batches._workers_done_event, self._processes)
         _ITERATORS.add(batches)
         self._processes.update(batches._workers)  # of all that this process starts, these alone
         _defer()
@@ -116,6 +118,26 @@ class ProcessReader:
         self._loader = self._batches = None
         if batches is not None:  # it may wait for a lock that a dead process had: not in our thread
             threading.Thread(target=batches.__del__, name="discard", daemon=True).start()
+
+
+class _Done:
+    """What torch sets to have its processes end. They are not told of it once they were killed.
+
+    One of them may have had the lock of torch's own event, and torch would wait for it forever.
+    """
+
+    def __init__(self, event: Any, processes: set[BaseProcess]) -> None:  # noqa: ANN401
+        self._event = event
+        self._processes = processes
+        self._is_set = False
+
+    def set(self) -> None:
+        self._is_set = True
+        if self._processes:
+            self._event.set()
+
+    def is_set(self) -> bool:
+        return self._is_set
 
 
 def _kill(processes: set[BaseProcess], parent: int) -> None:
