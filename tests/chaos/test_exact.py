@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from elastix.config import CheckpointConfig, Guard
+from elastix.data.cursor import count
 from elastix.errors import ConfigError, TrainError
 from elastix.events import (
     Resumed,
@@ -138,8 +139,9 @@ def test_a_worker_leaves_and_another_follows_from_outside(tmp_path):
 
 def test_slow_workers_are_given_less_and_nothing_changes(tmp_path):
     result = run(tmp_path, [], config={"slow": 1}, workers=3)
-    shares = [step.batches[0].shares for step in committed(result.events)]
-    assert len({len(share) for share in shares} | {str(share.keys()) for share in shares}) > 1
+    batches = [batch for step in committed(result.events) for batch in step.batches]
+    had = [count(batch.shares.get(1, ())) for batch in batches if batch.samples == 24]
+    assert min(had) < had[0] == 9
     check(result, "mlp")
 
 
