@@ -20,6 +20,8 @@ from tests.laws import assert_exactly_once, assert_replicas_identical, committed
 from tests.trainables import digest, make, note, notes
 
 WORKERS = 4
+EARLY = slice(20, 120)
+"""Steps by which the witness is measured, for what it has at the end."""
 CALM_EPOCHS, MOST_CALM_EPOCHS = 20, 200
 MORE_THREADS = 3
 WITNESS = 2
@@ -64,9 +66,9 @@ def train(ctx):
                 note(Path(config["used"]) / "0.jsonl", ctx.step, resources())
                 threads.append(resources()[1])
         ctx.report(epoch=epoch.number)
-        if ctx.worker == WITNESS and through():
+        if ctx.worker == WITNESS and through() and threads[EARLY]:
             calm_epochs += 1
-            settled = min(threads[-10:]) <= min(threads[20:120]) + MORE_THREADS
+            settled = min(threads[-10:]) <= min(threads[EARLY]) + MORE_THREADS
             if calm_epochs >= (CALM_EPOCHS if settled else MOST_CALM_EPOCHS):
                 calm.touch()
         over = ctx.evaluate(lambda *_: float(calm.exists()), dataset, batch_size=240)
@@ -115,7 +117,7 @@ def test_a_kill_every_few_seconds_and_joiners_all_along(tmp_path, seconds, every
     sizes = [event.world_size for event in committed(result.events)]
     print(f"{len(sizes)} steps, {len(result.lost)} lost, {len(joins(result.events))} joined")
     figures = [values for _, values in sorted(notes(used)[0].items())]
-    early = [min(column) for column in zip(*figures[20:120], strict=True)]
+    early = [min(column) for column in zip(*figures[EARLY], strict=True)]
     late = [min(column) for column in zip(*figures[-100:], strict=True)]
     print(f"descriptors, threads, pages: {early} -> {late}")
     assert late[0] <= early[0] + 6, f"descriptors {early[0]} -> {late[0]}"
