@@ -40,8 +40,6 @@ from tests import exact_programs, trainables
 from tests.chaos.test_exact import check
 from tests.laws import assert_exactly_once, committed, joins
 
-pytestmark = pytest.mark.timeout(120)
-
 EXACT = {"model": "convnet", "jitter": True, "epochs": 3, "equal_shares": True}
 """Of 15 steps."""
 PLAIN = {"model": "convnet", "samples": 150, "batch_size": 30, "epochs": 3}
@@ -122,12 +120,30 @@ def test_a_shadow_that_is_stopped_does_not_keep_the_run_from_its_end(tmp_path):
     check(result, "convnet")
 
 
+@dataclass(frozen=True)
+class Followed:
+    """A train function whose worker 1 waits, after worker 0, until the shadow has its State."""
+
+    train: Callable[[elastix.Context], None]
+
+    def __call__(self, ctx: elastix.Context) -> None:
+        def look(phase: str, number: int) -> None:
+            while phase == "boundary" and ctx.worker == 1 and number in (8, 10):
+                followers = trainables.subscribers(ctx._member)
+                held = not any(math.isinf(s.holds) for s in followers)
+                if followers and (number == 8 or held):  # at a boundary it is given the State
+                    break
+                time.sleep(0.005)
+
+        ctx.on_phase(look)
+        self.train(ctx)
+
+
 def test_a_shadow_follows_another_when_its_donor_dies(tmp_path):
     """All die later: by then it has the State of the one that was left."""
-    kills = [Kill(worker=0, phase="slice", step=4)]
-    config = {"slow": 1}  # so that there is time for it
-    doomed = with_kills(exact_programs.train, [*kills, Kill(worker=1, phase="round", step=11)])
-    result = run(tmp_path, doomed, config=config, replace=False)
+    kills = [Kill(worker=0, phase="slice", step=4), Kill(worker=1, phase="round", step=11)]
+    doomed = with_kills(Followed(exact_programs.train), kills)
+    result = run(tmp_path, doomed, replace=False)
     (resumed,) = resumptions(result.events)
     assert (resumed.worker, resumed.steps_lost) == (2, 0)
     check(result, "convnet")
@@ -284,8 +300,8 @@ def test_a_shadow_stores_what_is_due_and_the_group_copies_nothing(tmp_path):
 def test_what_a_shadow_does_not_live_to_store_the_group_stores(tmp_path):
     """It dies with the State in its hands; two workers are there, and go on."""
     kills = [Kill(worker=2, phase="snapshot", step=8)]
-    doomed = with_kills(trainables.train, kills)
-    options = {"config": {**PLAIN, "step_s": 0.1}, "checkpoint": STORED, "exact": False}
+    doomed = with_kills(UntilStored(trainables.train, 14, 2), kills)
+    options = {"config": {**PLAIN, "step_s": 0.3}, "checkpoint": STORED, "exact": False}
     result = run(tmp_path, doomed, replace=False, **options)
     assert lost(result.events) == {2}
     steps = stored(result).keys()
