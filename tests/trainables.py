@@ -162,6 +162,7 @@ def train(ctx: elastix.Context) -> None:
             if "hold_step" in config and ctx.step == config["hold_step"]:
                 await_worker(meeting / str(config["hold_for"]))
             usher_all(ctx)
+            await_leavers(ctx)
             hold()
             if log is not None:
                 others = {"optimizer": optimizer, "scheduler": scheduler}
@@ -207,6 +208,8 @@ def sliced(ctx: elastix.Context) -> None:
             optimizer.zero_grad()
             others = {"optimizer": optimizer, "scheduler": scheduler}
             note(log, ctx.step, digest(capture({"": model}, others)))
+            usher_all(ctx)
+            await_leavers(ctx)
 
 
 def await_worker(sign: Path) -> None:
@@ -252,6 +255,19 @@ def usher_all(ctx):
     for newcomer, since in ctx.config.get("ushers", {}).items():
         if ctx.step >= since:
             usher(ctx, int(newcomer))
+
+
+def await_leavers(ctx):
+    """From the step on that `leavers` says for each: go on when the others are about to be without.
+
+    Else the controller may be heard when the run is over.
+    """
+    member = ctx._member
+    for leaver, since in ctx.config.get("leavers", {}).items():
+        while ctx.step >= since and ctx.rank >= 0 and int(leaver) in member._driver.present:
+            if changing(member):
+                break
+            time.sleep(0.005)
 
 
 def shadow_hold(ctx):

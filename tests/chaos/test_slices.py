@@ -178,15 +178,15 @@ def test_all_but_one_are_lost_in_one_step(tmp_path):
 
 def test_lost_workers_are_replaced_and_joiners_share_in(tmp_path):
     kills = [Kill(worker=1, phase="slice", step=2), Kill(worker=0, phase="slice", step=6, after=1)]
-    config = {"epochs": 12, "model": "convnet"}
+    config = {"epochs": 6, "model": "convnet", "meeting": str(tmp_path), "ushers": {"3": 8}}
     result = run(tmp_path, kills, 3, config, replace=True)
-    assert joins(result.events)
+    assert 3 in {join.worker for join in joins(result.events)}
     assert compare(tmp_path / "run").relative < 1e-9
 
 
 def test_a_worker_leaves_between_two_steps(tmp_path):
     leaver = Kill(worker=1, phase="slice", step=2, signal=SIGTERM)
-    result = run(tmp_path, [leaver], 3, {"epochs": 4}, gone="some")
+    result = run(tmp_path, [leaver], 3, {"epochs": 4, "leavers": {"1": 3}}, gone="some")
     assert not handed_over(result)
     left = [e for e in result.events if isinstance(e, WorkerLeft)]
     assert [e.worker for e in left] == [1]
@@ -289,17 +289,20 @@ def test_the_mean_of_the_group_counts_each_worker_by_its_slices(tmp_path):
 
 
 def test_who_is_slow_is_given_fewer_slices_and_the_result_is_the_same(tmp_path):
-    config = {"batch_size": 28, "slices": 14, "by_speed": {"0": 0.02, "1": 0.02, "2": 0.06}}
+    """Once it is known; others may be held up on a busy machine, and are not in all steps."""
+    config = {"batch_size": 28, "slices": 14, "by_speed": {"2": 0.15}}
     result = run(tmp_path, [], 3, config)
-    last = committed(result.events)[-1].batches[0].shares
-    had = {worker: count(spans) for worker, spans in last.items()}
-    assert 2 * had.get(2, 0) <= min(had[0], had[1])
+    shares = [step.batches[0].shares for step in committed(result.events)]
+    had = [[count(share.get(worker, ())) for worker in range(3)] for share in shares]
+    assert had[0] == [10, 10, 8]
+    assert any(2 * slow <= min(others) for *others, slow in had), had
     assert compare(tmp_path / "run").relative < 1e-9
 
 
 def test_a_joiner_cuts_as_the_others_do(tmp_path):
     """What the others know of each other's speed is part of the State that it is given."""
-    config = {"batch_size": 28, "slices": 14, "by_speed": {"0": 0.01, "1": 0.04}, "epochs": 8}
+    config = {"batch_size": 28, "slices": 14, "by_speed": {"0": 0.01, "1": 0.04}, "epochs": 6}
+    config |= {"meeting": str(tmp_path), "ushers": {"3": 8}}
     kills = [Kill(worker=2, phase="slice", step=6)]
     result = run(tmp_path, kills, 3, config, replace=True)
     assert joins(result.events)
