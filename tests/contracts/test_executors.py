@@ -129,14 +129,20 @@ class TestPool(ExecutorContract):
         assert not folder.exists()
 
     def test_a_worker_that_is_stopped_in_a_trial_is_replaced(self, tmp_path):
-        work = self.work(0, config={"folder": str(tmp_path)})
+        work, told = self.work(0, config={"folder": str(tmp_path)}), tmp_path / "pid"
         with self.opened(stops) as executor:
+            while not executor.room:
+                executor.poll(0.1)
+            executor.submit(work)
+            while not told.exists():
+                assert executor.poll(0.1) == []
             executor._failure = FailureConfig(hang_timeout_s=2.0, start_timeout_s=2.0)
-            ends, _ = self.collect(executor, [work])
-            assert ends[0].kind == "lost"
+            while not (ends := executor.poll(0.1)):
+                pass
+            assert [ended.kind for ended in ends] == ["lost"]
             assert ends[0].summary.endswith(" answered nothing for 2 s")
             executor._failure = FailureConfig()
-            pid = int((tmp_path / "pid").read_text())
+            pid = int(told.read_text())
             while Path(f"/proc/{pid}").exists():
                 executor.poll(0.1)
             while not executor.room:  # another one comes up in its place
