@@ -195,9 +195,9 @@ def test_a_failed_run_continues_from_its_last_checkpoint(cluster, tmp_path):
 def test_room_that_an_earlier_attempt_left_reserved_is_given_back(cluster, tmp_path):
     """Ray keeps it if the process died with its node while the room was being placed."""
     run = takeover.run_id(str(tmp_path), "test")
-    most = elastix.ScalingConfig(num_workers=8)
-    (left,), _ = reserve(run, most, 8, 60.0, "detached")
-    failure = elastix.FailureConfig(start_timeout_s=30)
+    most = elastix.ScalingConfig(num_workers=7)  # of 8 CPUs, and the run wants one and a half
+    (left,), _ = reserve(run, most, 7, 250.0, "detached")
+    failure = elastix.FailureConfig(start_timeout_s=100)
     assert trainer(tmp_path, failure=failure).fit().audit.exact
     assert placement_group_table(left)["state"] == "REMOVED"
 
