@@ -1,6 +1,7 @@
 """Laws 1 and 4 on real processes: workers end by SIGKILL at chosen places of a step."""
 
 import os
+from pathlib import Path
 from signal import SIGKILL, SIGSEGV, SIGSTOP
 
 import pytest
@@ -17,11 +18,12 @@ from tests.trainables import train
 CONFIG = {"model": "wide", "samples": 150, "batch_size": 30, "epochs": 2}
 
 
-def run(tmp_path, kills, workers=3, config=None, **options):
+def run(tmp_path, kills, workers=3, config=None, sign=None, **options):
+    """`sign` is a file that whoever is killed by the last of `kills` leaves."""
     logs = tmp_path / "logs"
     logs.mkdir()
     settings = {**CONFIG, **(config or {}), "log": str(logs)}
-    doomed = with_kills(train, kills)
+    doomed = with_kills(with_kills(train, kills[:-1]), kills[-1:], log=sign)
     result = run_local(doomed, workers, config=settings, directory=tmp_path / "run", **options)
     assert {kill.worker for kill in kills} == set(result.lost)
     assert_exactly_once(result.events, settings["epochs"])
@@ -120,7 +122,7 @@ def test_a_segmentation_fault_is_a_loss_like_any_other(tmp_path):
 
 def test_a_stopped_worker_is_noticed_by_its_silence(tmp_path):
     kill = Kill(worker=1, phase="bucket", detail=1, step=3, signal=SIGSTOP)
-    result = run(tmp_path, [kill], hang_timeout_s=1.0)
+    result = run(tmp_path, [kill], hang_timeout_s=3.0)
     assert [e.cause for e in result.events if isinstance(e, WorkerLost)] == ["silent"]
 
 
@@ -185,7 +187,10 @@ def test_a_group_below_its_minimum_finishes_the_step_and_waits(tmp_path):
 def test_somebody_is_killed_during_a_join(tmp_path, kill, min_workers):
     first = Kill(worker=1, phase="bucket", step=3)
     config = joining(tmp_path, 5 if min_workers == 1 else -1)
-    result = run(tmp_path, [first, kill], config=config, replace=True, min_workers=min_workers)
+    config["ushers"] = {"3": 5} if min_workers == 1 else {}
+    options = {"replace": True, "min_workers": min_workers}
+    options["sign"] = Path(config["meeting"]) / "3-in"  # it is not ushered any further
+    result = run(tmp_path, [first, kill], config=config, **options)
     assert min_workers == 1 or committed(result.events)[-1].world_size == 3
 
 
