@@ -121,7 +121,6 @@ def run(train, directory, hits, **config):
         },
         directory=directory / "run",
         replace=True,
-        timeout_s=100,
     )
     assert set(result.lost) == {kill.worker for kill in hits}
     assert audit(result.events).exact

@@ -41,13 +41,6 @@ def net():
     return accelerate_classifier.Net().double()
 
 
-@pytest.fixture(autouse=True, scope="module")
-def warm():
-    with adapting.warm("accelerate"):
-        yield
-
-
-@pytest.mark.timeout(120)
 def test_an_accelerate_script_ends_as_plain_torch_does_whoever_is_killed(tmp_path):
     assert SCRIPT.changed == 2
     file = tmp_path / "model.pt"
@@ -165,7 +158,7 @@ def calling(name, *args, **settings):
 )
 def test_what_a_group_cannot_do_is_refused(tmp_path, train, workers, says):
     with pytest.raises(ConfigError, match=re.escape(says)):
-        run_local(train, workers, directory=tmp_path / "run", timeout_s=60)
+        run_local(train, workers, directory=tmp_path / "run")
 
 
 REFUSED = [
@@ -219,7 +212,7 @@ def test_a_worker_with_a_gpu_does_not_compute_on_the_cpu_in_silence(monkeypatch)
 
 def test_what_accelerate_alone_can_do_is_refused(tmp_path):
     with pytest.raises(ConfigError, match="all were refused"):
-        run_local(all_refused, 1, directory=tmp_path / "run", timeout_s=60)
+        run_local(all_refused, 1, directory=tmp_path / "run")
     with pytest.raises(ConfigError, match=re.escape("train(ctx)")):
         elastix.accelerate.Accelerator(None)
     with pytest.raises(ConfigError, match="Accelerator needs ctx"):
@@ -261,7 +254,7 @@ def accumulating(ctx):
 
 
 def test_two_models_accumulation_and_a_scheduler_are_those_of_one_process(tmp_path):
-    result = run_local(accumulating, 3, directory=tmp_path / "run", timeout_s=60)
+    result = run_local(accumulating, 3, directory=tmp_path / "run")
     torch.manual_seed(1)
     first = net()
     torch.manual_seed(2)
@@ -312,7 +305,7 @@ def saving(ctx):
 
 def test_a_model_in_shards_is_the_one_that_was_saved_last(tmp_path):
     config = {"out": str(tmp_path / "out")}
-    run_local(saving, 1, config=config, directory=tmp_path / "run", timeout_s=60)
+    run_local(saving, 1, config=config, directory=tmp_path / "run")
     names = sorted(path.name for path in (tmp_path / "out").iterdir())
     shards = [name for name in names if name.startswith("model-0")]
     assert len(shards) > 1
@@ -334,6 +327,6 @@ def with_nothing_left_for_two(ctx):
 
 
 def test_a_trigger_is_seen_though_who_sets_it_had_nothing_of_the_last_batch(tmp_path):
-    result = run_local(with_nothing_left_for_two, 3, directory=tmp_path / "run", timeout_s=60)
+    result = run_local(with_nothing_left_for_two, 3, directory=tmp_path / "run")
     last = adapting.steps(result.events)[-1].batches[0]
     assert list(last.shares) == [0]

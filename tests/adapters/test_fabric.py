@@ -34,12 +34,6 @@ LINES = {
 SCRIPT = Changed("fabric_classifier.py", LINES)
 
 
-@pytest.fixture(autouse=True, scope="module")
-def warm():
-    with adapting.warm("lightning_fabric"):
-        yield
-
-
 def net():
     torch.set_default_dtype(torch.float64)
     model = fabric_classifier.Net()
@@ -47,7 +41,6 @@ def net():
     return model
 
 
-@pytest.mark.timeout(120)
 def test_a_fabric_script_ends_as_plain_torch_does_whoever_is_killed(tmp_path):
     assert SCRIPT.changed == 2
     file = tmp_path / "model.ckpt"
@@ -228,7 +221,7 @@ def test_a_strategy_says_what_it_needs():
 )
 def test_what_a_group_cannot_do_is_refused(tmp_path, train, workers, says):
     with pytest.raises(ConfigError, match=re.escape(says)):
-        run_local(train, workers, directory=tmp_path / "run", timeout_s=60)
+        run_local(train, workers, directory=tmp_path / "run")
 
 
 @pytest.mark.parametrize(
@@ -280,7 +273,7 @@ def evaluating_in_all_ways(ctx):
 
 
 def test_evaluating_between_steps_is_no_training(tmp_path):
-    result = run_local(evaluating_in_all_ways, 2, directory=tmp_path / "run", timeout_s=60)
+    result = run_local(evaluating_in_all_ways, 2, directory=tmp_path / "run")
     assert len(adapting.steps(result.events)) == 4
 
 
@@ -300,9 +293,7 @@ def not_launched(ctx):
 
 def test_a_script_need_not_launch(tmp_path):
     file = tmp_path / "model.ckpt"
-    result = run_local(
-        not_launched, 2, config={"file": str(file)}, directory=tmp_path / "run", timeout_s=60
-    )
+    result = run_local(not_launched, 2, config={"file": str(file)}, directory=tmp_path / "run")
     assert audit(result.events).exact
     assert len(adapting.steps(result.events)) == 2  # not four: the passes in between are deferred
     assert file.exists()
@@ -330,7 +321,7 @@ def test_gradients_of_gradients_are_those_of_one_process(tmp_path, fabric):
     ends = []
     for workers in (1, 2):
         options = {"config": {"fabric": fabric}, "directory": tmp_path / str(workers)}
-        result = run_local(with_a_penalty, workers, timeout_s=60, **options)
+        result = run_local(with_a_penalty, workers, **options)
         assert len(adapting.steps(result.events)) == 4
         ends.append(adapting.stored(result))
     names = [name for name in ends[0] if not name.startswith("@")]
@@ -349,7 +340,7 @@ def on_two_loaders(ctx, loader=None):
 
 
 def test_two_loaders_within_their_epochs_are_counted(tmp_path):
-    result = run_local(on_two_loaders, 3, directory=tmp_path / "run", timeout_s=60)
+    result = run_local(on_two_loaders, 3, directory=tmp_path / "run")
     assert audit(result.events).exact
     assert [len(event.batches) for event in adapting.steps(result.events)] == [2] * 8
 
@@ -360,7 +351,7 @@ def on_two_that_shuffle(ctx):
 
 def test_two_loaders_that_shuffle_have_orders_of_their_own_as_alone(tmp_path):
     """With one seed the k-th samples of two datasets would meet each other in each epoch."""
-    result = run_local(on_two_that_shuffle, 2, directory=tmp_path / "run", seed=3, timeout_s=60)
+    result = run_local(on_two_that_shuffle, 2, directory=tmp_path / "run", seed=3)
     opened = [event for event in result.events if isinstance(event, LoaderOpened)]
     assert (opened[0].seed, len(opened)) == (3, 2)
     first, second = (
@@ -394,7 +385,7 @@ def accumulating(ctx):
 
 
 def test_two_models_and_accumulation_are_those_of_one_process(tmp_path):
-    result = run_local(accumulating, 3, directory=tmp_path / "run", timeout_s=60)
+    result = run_local(accumulating, 3, directory=tmp_path / "run")
     torch.set_default_dtype(torch.float64)
     torch.manual_seed(1)
     first = fabric_classifier.Net()

@@ -41,13 +41,6 @@ def net():
     return ray_train_classifier.Net().double()
 
 
-@pytest.fixture(autouse=True, scope="module")
-def warm():
-    with adapting.warm("ray.train"):
-        yield
-
-
-@pytest.mark.timeout(120)
 def test_a_ray_train_script_ends_as_plain_torch_does_whoever_is_killed(tmp_path):
     assert SCRIPT.changed == 2
     result, losses = adapting.run(SCRIPT, tmp_path, adapting.kills())
@@ -81,7 +74,6 @@ EXAMPLE = Changed(
 )
 
 
-@pytest.mark.timeout(120)
 def test_an_example_of_ray_ends_as_plain_torch_does_whoever_is_killed(tmp_path):
     """The file that Ray is shipped with, as it is installed."""
     assert EXAMPLE.changed == 2
@@ -200,7 +192,6 @@ def test_what_a_group_cannot_do_is_refused(tmp_path, loop, says):
             TrainLoop(loop, ReportedCheckpoints(tmp_path)),
             1,
             directory=tmp_path / "run",
-            timeout_s=60,
         )
 
 
@@ -245,7 +236,6 @@ def test_accumulation_is_that_of_one_process_and_the_first_worker_may_report_alo
         3,
         config={"folder": str(tmp_path / "made")},
         directory=tmp_path / "run",
-        timeout_s=60,
     )
     torch.manual_seed(1)
     model = ray_train_classifier.Net().double()

@@ -39,12 +39,6 @@ SCRIPT = Changed("transformers_tagger.py", LINES)
 STEPS = EPOCHS * -(-SAMPLES // BATCH)
 
 
-@pytest.fixture(autouse=True, scope="module")
-def warm():
-    with adapting.warm("transformers"):
-        yield
-
-
 def plain(events):
     """Trainer's loop in plain torch, over the batches that were committed."""
     torch.manual_seed(1)
@@ -73,7 +67,6 @@ def plain(events):
     return model, losses, tested
 
 
-@pytest.mark.timeout(180)
 def test_a_script_of_trainers_ends_as_plain_torch_does_whoever_is_killed(tmp_path):
     assert SCRIPT.changed == 2
     out = tmp_path / "out"
@@ -97,7 +90,7 @@ def train(directory, workers, hits, **settings):
     config = {"log": str(directory / "logs"), **adapting.settings(epochs=2)}
     where = directory / "run"
     adapted = with_kills(SCRIPT, hits)
-    return run_local(adapted, workers, config=config, directory=where, timeout_s=150, **settings)
+    return run_local(adapted, workers, config=config, directory=where, **settings)
 
 
 def watched(ctx):
@@ -198,7 +191,7 @@ def test_a_model_that_is_saved_leaves_all_else_in_its_directory(tmp_path):
     out = tmp_path / "out"
     config = {"out": str(out)}
     where = tmp_path / "run"
-    run_local(saving_beside_checkpoints, 1, config=config, directory=where, timeout_s=60)
+    run_local(saving_beside_checkpoints, 1, config=config, directory=where)
     names = sorted(path.name for path in out.iterdir())
     checkpoint = f"checkpoint-{STEPS // EPOCHS}"
     assert names == [checkpoint, "mine.txt", "model.safetensors", "training_args.bin"]
@@ -217,7 +210,7 @@ def stopping(ctx):
 
 
 def test_a_loss_that_is_a_mean_stays_one_and_a_callback_ends_the_run(tmp_path):
-    result = run_local(stopping, 2, directory=tmp_path / "run", timeout_s=60)
+    result = run_local(stopping, 2, directory=tmp_path / "run")
     torch.manual_seed(1)
     model, data, losses = Classifier().double(), Sentences(SAMPLES, 7), []
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -275,7 +268,7 @@ def of_one(kind, ctx):
 @pytest.mark.parametrize("kind", [OwnMean, OwnMeanOfParts, TwiceDivided])
 def test_a_loss_is_scaled_as_trainer_itself_scales_it(tmp_path, kind):
     """Trainer adds up what compute_loss gives for each part, unless it is told otherwise."""
-    result = run_local(partial(of_one, kind), 2, directory=tmp_path / "run", timeout_s=60)
+    result = run_local(partial(of_one, kind), 2, directory=tmp_path / "run")
     order = torch.cat([batch for _, (batch,) in adapting.committed(result.events)]).tolist()
     own = {name: getattr(kind, name) for name in ("loss_is_scaled_for_ga", "compute_loss")}
     if kind is TwiceDivided:
@@ -326,7 +319,7 @@ def test_a_step_that_is_done_again_is_one_step_to_trainer(tmp_path, name):
     """It counts its steps, and would end each epoch that is one longer without its last batch."""
     harm, settings = BACK[name]
     train = with_kills(partial(of_two_epochs, Trainer), [harm])
-    result = run_local(train, 3, directory=tmp_path / "run", timeout_s=90, **settings)
+    result = run_local(train, 3, directory=tmp_path / "run", **settings)
     assert set(result.lost) == {harm.worker}
     account = audit(result.events)
     assert account.exact
@@ -360,7 +353,7 @@ class Order:
 
 def test_a_batch_that_the_guard_leaves_out_is_no_step_to_trainer(tmp_path):
     train = partial(of_two_epochs, Poisoned)
-    result = run_local(train, 2, directory=tmp_path / "run", timeout_s=90, guard=Guard(most=1))
+    result = run_local(train, 2, directory=tmp_path / "run", guard=Guard(most=1))
     account = audit(result.events)
     assert account.exact
     assert count(account.loaders[0].left_out) == 12
@@ -541,7 +534,7 @@ def all_refused(ctx):
 
 def test_what_trainer_alone_can_do_is_refused(tmp_path):
     with pytest.raises(ConfigError, match="all were refused"):
-        run_local(all_refused, 1, directory=tmp_path / "run", timeout_s=60)
+        run_local(all_refused, 1, directory=tmp_path / "run")
     with pytest.raises(ConfigError, match=re.escape("train(ctx)")):
         Trainer(None)
     with pytest.raises(ConfigError, match="Trainer needs ctx"):
