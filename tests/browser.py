@@ -11,6 +11,7 @@ from selenium.webdriver.chrome.service import Service
 from selenium.webdriver.support.ui import WebDriverWait
 
 _BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
+_PATIENCE_S = 250.0  # a page is drawn without a GPU, and nothing is answered meanwhile
 
 
 def missing() -> str:
@@ -40,6 +41,7 @@ def chromium(
         options.add_argument(argument)
     options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
     browser = webdriver.Chrome(options=options, service=Service(shutil.which("chromedriver")))
+    browser.set_script_timeout(_PATIENCE_S)
     try:
         look(browser, width, height, dark)
         yield browser
@@ -55,13 +57,13 @@ def look(browser: webdriver.Chrome, width: int, height: int, dark: bool) -> None
     browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [scheme]})
 
 
-def open_page(browser: webdriver.Chrome, path: Path, timeout_s: float = 60.0) -> None:
+def open_page(browser: webdriver.Chrome, path: Path, timeout_s: float = _PATIENCE_S) -> None:
     """Load a report and wait until it is drawn, or has failed to be."""
     browser.get(path.resolve().as_uri())
     wait_drawn(browser, timeout_s)
 
 
-def wait_drawn(browser: webdriver.Chrome, timeout_s: float = 60.0) -> None:
+def wait_drawn(browser: webdriver.Chrome, timeout_s: float = _PATIENCE_S) -> None:
     """Until the page is drawn, or has failed to be."""
     WebDriverWait(browser, timeout_s, 0.05).until(
         lambda b: b.execute_script(

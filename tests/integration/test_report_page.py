@@ -90,7 +90,7 @@ PAPER = "document.getElementById('membership')._fullLayout.paper_bgcolor"
 
 def until(browser, condition: str) -> None:
     """Wait for a condition of JavaScript."""
-    WebDriverWait(browser, 30, 0.05).until(lambda b: b.execute_script(f"return {condition}"))
+    WebDriverWait(browser, 250, 0.05).until(lambda b: b.execute_script(f"return {condition}"))
 
 
 def text_of(browser, selector: str) -> str:

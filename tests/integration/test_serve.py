@@ -50,7 +50,7 @@ def address(store):
 
 def ask(address, path, method="GET", **headers):
     place = urlsplit(address)
-    connection = http.client.HTTPConnection(place.hostname, place.port, timeout=30)
+    connection = http.client.HTTPConnection(place.hostname, place.port, timeout=250)
     connection.request(method, path, headers=headers)
     answer = connection.getresponse()
     return answer.status, answer.read().decode(), answer.headers
@@ -123,7 +123,7 @@ def browser(address):
 
 
 def until(browser, condition):
-    WebDriverWait(browser, 60, 0.1).until(lambda b: b.execute_script(f"return {condition}"))
+    WebDriverWait(browser, 250, 0.1).until(lambda b: b.execute_script(f"return {condition}"))
 
 
 def test_a_page_follows_its_run_without_being_loaded_again(browser, address, store):
