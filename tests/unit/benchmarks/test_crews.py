@@ -7,8 +7,6 @@ from elastix.events import BatchShares, LoaderOpened, StepCommitted, WorkerJoine
 from elastix.testing.local import LocalRun
 from tests.crew import skip_if_refused
 
-pytestmark = pytest.mark.timeout(120)
-
 
 def test_a_ratio_is_that_of_a_round_and_the_noise_is_hsdp_over_itself():
     found = crews.ratios([1.0, 3.0, 2.0], [1.0, 2.0, 2.0], [1.0, 2.0, 1.0])

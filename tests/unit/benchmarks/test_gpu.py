@@ -9,8 +9,6 @@ import torch
 from benchmarks.gpu import __main__ as gpu
 from benchmarks.gpu import estimate, overhead, packing, stall
 
-pytestmark = pytest.mark.timeout(120)
-
 
 def part(name, folder):
     found = gpu.measured_here(name, "cpu", tiny=True, seconds=0.2, folder=folder)

@@ -11,7 +11,6 @@ from benchmarks import __main__ as targets
 from benchmarks.goals import ROWS
 from benchmarks.table import RESULTS, ROOT
 
-pytestmark = pytest.mark.timeout(60)
 ELSEWHERE = {"gpu", "before_after", "versions"}
 """Which have a target of their own, or are called with a commit."""
 

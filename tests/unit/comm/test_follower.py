@@ -48,8 +48,6 @@ from elastix.comm.protocol.wants import (
 )
 from elastix.errors import TrainError
 
-pytestmark = pytest.mark.timeout(30)
-
 ME, MEMBERS, STEP = 3, (3, 5), 1
 
 

@@ -12,8 +12,6 @@ from torch.distributed.pipelining import schedules
 from elastix.comm.network.place_watch import PlaceWatch
 from elastix.comm.protocol.standing import BATCHES
 
-pytestmark = pytest.mark.timeout(30)
-
 
 @contextmanager
 def watched(work, counts):

@@ -21,10 +21,9 @@ from elastix.comm.network.shared_memory import Exchange, Peer, SharedBuffer, int
 from elastix.comm.network.tree_reduction import Root, Sharing
 from tests.unit.comm.slice_sums import bits, shared_out, slice_values, tree_total
 
-pytestmark = [
-    pytest.mark.skipif(not shared_memory.available(), reason="no memory can be shared here"),
-    pytest.mark.timeout(120),
-]
+pytestmark = pytest.mark.skipif(
+    not shared_memory.available(), reason="no memory can be shared here"
+)
 CONTEXT = mp.get_context("forkserver")
 
 

@@ -6,8 +6,6 @@ import pytest
 
 from elastix.comm.network import sockets
 
-pytestmark = pytest.mark.timeout(30)
-
 
 @pytest.mark.parametrize("who", ["accepted", "connected"])
 def test_bytes_both_ways_are_counted_of_the_connections_that_are_asked_for(who):

@@ -20,8 +20,6 @@ _DAC_OVERRIDE, _DAC_READ_SEARCH = 1, 2
 """What lets root read and write everything, by the kernel's numbers."""
 _DROP_FROM_BOUNDING_SET, _VERSION = 24, 0x20080522
 
-pytestmark = pytest.mark.timeout(60)
-
 
 def call():
     """What the process does that is forked for a command: as anybody, also where root tests."""

@@ -36,7 +36,6 @@ def test_a_script_that_starts_something_by_itself_is_not_loaded(tmp_path):
     assert not (tmp_path / "store").exists()
 
 
-@pytest.mark.timeout(10)
 def test_a_script_that_is_no_file_is_refused_before_it_is_read(tmp_path):
     os.mkfifo(tmp_path / "pipe.py")  # a read of it would wait, and one of /dev/zero never end
     with pytest.raises(ConfigError, match=r"there is no file .*pipe\.py. Nothing was started"):

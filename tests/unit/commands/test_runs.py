@@ -327,7 +327,6 @@ for number in range(25):
 """
 
 
-@pytest.mark.timeout(120)
 def test_of_tags_given_at_the_same_time_none_is_lost(store):
     """By processes that begin together; one of them is killed on the way."""
     directory = store / "runs" / "good"

@@ -280,7 +280,6 @@ def test_other_kinds_are_passed_over_unread(tmp_path):
         list(read_only(path, Resumed))
 
 
-@pytest.mark.timeout(30)
 def test_nobody_waits_at_a_pipe_in_the_place_of_a_journal(tmp_path):
     os.mkfifo(tmp_path / "journal.jsonl")
     with pytest.raises(StoreError, match="cannot be written"):

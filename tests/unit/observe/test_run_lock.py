@@ -43,7 +43,6 @@ def file_system(request, monkeypatch):
         monkeypatch.setattr(fcntl, "flock", nfs(fcntl.flock))
 
 
-@pytest.mark.timeout(30)
 @pytest.mark.parametrize("asked", [holder, lambda path: Lock(path, WHAT)])
 def test_nobody_waits_at_a_pipe_in_the_place_of_a_lock(tmp_path, asked):
     os.mkfifo(tmp_path / "run.lock")
@@ -177,7 +176,6 @@ def test_a_lock_that_nobody_refers_to_is_free_also_if_it_was_part_of_a_cycle(tmp
     Lock(path, "it is held").close()
 
 
-@pytest.mark.timeout(20)
 @pytest.mark.parametrize("place", ["/proc/none/x.lock", "runs/x.lock"])
 def test_where_there_can_be_no_folder_it_says_so(tmp_path, monkeypatch, place):
     """The kernel says of both that there is no such folder, as of one that was removed just now."""

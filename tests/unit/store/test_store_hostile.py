@@ -425,7 +425,6 @@ def test_nothing_leads_out_of_the_folder(tmp_path: Path) -> None:
         LocalPacks(root).read(f"../../{outside.name}", 0, 64)
 
 
-@pytest.mark.timeout(30)
 @pytest.mark.parametrize("name", ["index.sqlite", "index.sqlite-wal", "owner.lock", "reserve"])
 @pytest.mark.parametrize("read_only", [False, True])
 def test_nobody_waits_at_a_pipe(tmp_path: Path, name: str, read_only: bool) -> None:
@@ -437,7 +436,6 @@ def test_nobody_waits_at_a_pipe(tmp_path: Path, name: str, read_only: bool) -> N
         Store(tmp_path, read_only=read_only)
 
 
-@pytest.mark.timeout(30)
 def test_nobody_waits_at_a_pipe_in_the_place_of_a_pack(tmp_path: Path) -> None:
     with Store(tmp_path) as store:
         ref = store.put(small(1))

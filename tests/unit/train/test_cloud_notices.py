@@ -14,8 +14,6 @@ from elastix.train.on_ray import cloud_notices, preemption_notices
 from elastix.train.on_ray.cloud_notices import Service
 from tests.fake_metadata import Aws, Azure, Fake, Gcp
 
-pytestmark = pytest.mark.timeout(120)
-
 
 def test_aws_is_asked_with_a_token_and_says_when_it_takes_an_instance_back():
     with Aws() as fake:
