@@ -5,6 +5,7 @@ import logging
 import multiprocessing
 import os
 import signal
+import sys
 from contextlib import chdir
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -61,6 +62,9 @@ def pytest_collection_finish():
     forkserver = multiprocessing.get_context("forkserver")
     forkserver.set_forkserver_preload([*forked_workers.IMPORTED, "tests.chaos.store_processes"])
     gc.freeze()  # all tests and what they import stay: each full collection would look at them
+    if local := sys.modules.get("elastix.testing.local"):
+        # How long a run takes is a matter of the machine, too.
+        local.run_local.__kwdefaults__["timeout_s"] = 1000.0
 
 
 def pytest_sessionstart(session):

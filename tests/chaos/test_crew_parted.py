@@ -20,8 +20,6 @@ from tests import pipe_runs
 from tests.crew_runs import adamw, build, checked, data, parallelize, train
 from tests.pipe_runs import only
 
-pytestmark = pytest.mark.timeout(120)
-
 
 def more_at_one_place(what, place, ctx):
     model = build()

@@ -28,8 +28,6 @@ from tests.crew_runs import build as build_crew
 from tests.laws import assert_exactly_once, committed, joins
 from tests.trainables import Convnet, mlp, samples, usher_all
 
-pytestmark = pytest.mark.timeout(120)
-
 EXCHANGE = ExchangeConfig(every_steps=4)
 CONFIG = {"samples": 160, "batch_size": 13, "epochs": 3}
 

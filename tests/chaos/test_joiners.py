@@ -274,7 +274,6 @@ class TwoLoops:
             await_worker(far)
 
 
-@pytest.mark.timeout(120)
 @pytest.mark.parametrize("in_group", [False, True])
 def test_a_joiner_in_a_loop_that_the_group_is_through_with_is_replaced(tmp_path, in_group):
     config = {**CONFIG, "meeting": str(tmp_path)}

@@ -106,7 +106,7 @@ for _ in range(3):
 
 
 def test_a_fork_that_collects_at_once_says_nothing_of_a_loader_that_went_before():
-    found = subprocess.run([sys.executable, "-c", COLLECTS], capture_output=True, timeout=60)
+    found = subprocess.run([sys.executable, "-c", COLLECTS], capture_output=True, timeout=250)
     assert (found.returncode, found.stderr.decode()) == (0, "")
 
 

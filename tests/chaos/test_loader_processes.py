@@ -27,6 +27,6 @@ os.kill(os.getpid(), signal.SIGKILL)
 def test_the_processes_of_a_loader_end_with_the_worker_that_is_killed():
     """They have its standard output too, which is at its end when the last of them is gone."""
     said = subprocess.run(
-        [sys.executable, "-c", READS], cwd=ROOT, stdout=subprocess.PIPE, timeout=60, check=False
+        [sys.executable, "-c", READS], cwd=ROOT, stdout=subprocess.PIPE, timeout=250, check=False
     )
     assert said.returncode == -9

@@ -29,7 +29,6 @@ SCRIPT = """
 """
 
 
-@pytest.mark.timeout(120)
 @pytest.mark.parametrize("how", ["through", "raises", "interrupted"])
 def test_a_folder_that_nobody_has_named_goes_with_the_process(tmp_path, how):
     script = tmp_path / "script.py"

@@ -20,8 +20,6 @@ from elastix.testing.local import run_local
 from tests.laws import committed
 from tests.trainables import mlp, samples
 
-pytestmark = pytest.mark.timeout(120)
-
 SAMPLES = 96
 EXCHANGE = ExchangeConfig(every_steps=3)
 

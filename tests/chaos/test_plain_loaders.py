@@ -77,7 +77,7 @@ def on_random_numbers(ctx):
 def run(train, path):
     """The run of two workers, and what they have logged."""
     config = {"log": str(path)}
-    result = run_local(train, 2, config=config, directory=path / "run", timeout_s=60)
+    result = run_local(train, 2, config=config, directory=path / "run")
     return result, "".join(file.read_text() for file in path.glob("*.log"))
 
 

@@ -28,7 +28,6 @@ DATA = Pictures(length=60, size=20_000, vary=4000)
 pytestmark = [
     pytest.mark.skipif(not locks.available(), reason="no locks that die with their holder here"),
     pytest.mark.skipif(sys.platform != "linux" or os.geteuid() != 0, reason="needs root"),
-    pytest.mark.timeout(120),
 ]
 
 

@@ -76,14 +76,12 @@ def finish(path: Path, promised: dict[Ref, int], kilobytes: int = 8) -> None:
         assert store.verify() == []
 
 
-@pytest.mark.timeout(120)
 def test_killed_writers_lose_nothing(tmp_path: Path) -> None:
     promised = kill_writers(tmp_path / "store", 30)
     assert len(promised) > 30
     finish(tmp_path / "store", promised)
 
 
-@pytest.mark.timeout(120)
 def test_control_with_the_index_first_the_same_test_fails(tmp_path: Path) -> None:
     with pytest.raises(AssertionError, match="visible models cannot be read"):
         kill_writers(tmp_path / "store", 200, swapped=True, kilobytes=64)

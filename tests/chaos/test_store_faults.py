@@ -24,7 +24,6 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return target
 
 
-@pytest.mark.timeout(120)
 def test_every_fourth_system_call_fails(tmp_path: Path, library: Path) -> None:
     fail_calls(tmp_path / "store", library, stride=4)
 

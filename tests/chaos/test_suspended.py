@@ -7,8 +7,6 @@ import sys
 import threading
 from pathlib import Path
 
-import pytest
-
 from elastix.events import StepCommitted, WorkerLost, WorkerStarted
 from elastix.observe import journal
 from elastix.testing.local import run_local
@@ -25,7 +23,8 @@ def lead() -> None:
     directory = Path(sys.argv[1])
     config = {"model": "mlp", "samples": 120, "batch_size": 12, "epochs": 1}
     train = functools.partial(held, directory / "go")
-    run_local(train, 2, config=config, directory=directory, hang_timeout_s=TIMEOUT_S)
+    options = {"hang_timeout_s": TIMEOUT_S, "timeout_s": 250.0}
+    run_local(train, 2, config=config, directory=directory, **options)
 
 
 def told(directory: Path, kind: type) -> list:
@@ -33,7 +32,6 @@ def told(directory: Path, kind: type) -> list:
     return [e for e in journal.read(path) if isinstance(e, kind)] if path.exists() else []
 
 
-@pytest.mark.timeout(120)
 def test_a_run_that_was_suspended_goes_on_with_all_its_workers(tmp_path):
     script = Script(["-c", CODE, str(tmp_path)], ROOT, {**os.environ, "PYTHONPATH": str(ROOT)})
     try:

@@ -164,7 +164,7 @@ def test_a_script_that_runs_when_it_is_imported_is_told_what_to_do(tmp_path, cre
         "PYTHONUNBUFFERED": "1",
     }
     ended = subprocess.run(
-        [sys.executable, script], env=environment, capture_output=True, text=True, timeout=100
+        [sys.executable, script], env=environment, capture_output=True, text=True, timeout=250
     )
     assert ended.returncode == 1
     assert ended.stderr.count("Traceback") == 1, ended.stderr
@@ -188,7 +188,7 @@ def test_a_process_of_somebody_else_that_imports_the_script_is_told_so(tmp_path)
     )
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[2])}
     ended = subprocess.run(
-        [sys.executable, script], env=environment, capture_output=True, text=True, timeout=100
+        [sys.executable, script], env=environment, capture_output=True, text=True, timeout=250
     )
     assert ended.returncode == 1
     said = ended.stderr.splitlines()[-1]

@@ -16,7 +16,10 @@ with Console("digits", "runs/store") as console:
 
 def test_a_run_is_one_output_of_its_cell():
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(CODE)])
-    nbclient.NotebookClient(notebook, timeout=100, kernel_name="python3").execute()
+    client = nbclient.NotebookClient(
+        notebook, timeout=250, startup_timeout=250, kernel_name="python3"
+    )
+    client.execute()
     (output,) = notebook.cells[0].outputs
     first, *_, last = output["data"]["text/plain"].splitlines()
     assert first.startswith("digits starts")
@@ -41,7 +44,7 @@ def shown_of(code):
     """The error that a notebook shows for a cell, without colours; None where it shows none."""
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(code)])
     client = nbclient.NotebookClient(
-        notebook, timeout=100, kernel_name="python3", allow_errors=True
+        notebook, timeout=250, startup_timeout=250, kernel_name="python3", allow_errors=True
     )
     client.execute()
     (output,) = notebook.cells[0].outputs
