@@ -46,7 +46,7 @@ def test_what_malloc_cannot_use_again_is_in_the_estimate():
     )
     one_heap = {**os.environ, "MALLOC_ARENA_MAX": "1", "OMP_NUM_THREADS": "1"}
     found = subprocess.run(
-        [sys.executable, "-c", asked], env=one_heap, capture_output=True, timeout=100, check=True
+        [sys.executable, "-c", asked], env=one_heap, capture_output=True, timeout=250, check=True
     )
     for net, needed in zip(NETS, json.loads(found.stdout), strict=True):
         cost = trace(
