@@ -20,7 +20,7 @@ LATER = [pytest.param(script, marks=pytest.mark.slow) for script in SCRIPTS if s
 @pytest.mark.parametrize("script", [*SOON, *LATER])
 def test_help_is_no_path_and_starts_nothing(script, tmp_path):
     command = [sys.executable, ROOT / script, "--help"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=100)
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=250)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("usage: ")
     assert list(tmp_path.iterdir()) == []
