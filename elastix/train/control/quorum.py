@@ -64,7 +64,7 @@ class Quorum:
             return _never_dismissed(present, self._minimum, wait_s, step)
         self._dismissed = True
         self._short_since = now
-        return _dismissal(present, self._minimum, wait_s if awaited else None)
+        return _dismissal(present, self._minimum, wait_s if awaited else None, gone)
 
     def was_away(self, seconds: float, now: float) -> None:
         """Nobody could come for so long."""
@@ -85,13 +85,14 @@ def _no_group(minimum: int, waited_s: float, gone: Mapping[int, str]) -> QuorumL
     )
 
 
-def _dismissal(present: int, minimum: int, waited_s: float | None) -> str:
+def _dismissal(present: int, minimum: int, waited_s: float | None, gone: Mapping[int, str]) -> str:
     """What workers are told that have waited for others in vain; None: there was nothing to."""
     why = "replace=False" if waited_s is None else f"none came within wait_s={waited_s:g}"
+    lost = f" Since the last step {who_is_gone(gone)}." if gone else ""
     return (
         f"{present} workers are left, num_workers has a minimum of {minimum}, and {why}. "
-        "They stored their State; calling fit() again goes on from it. Free resources on the "
-        "cluster, or lower the minimum."
+        f"They stored their State; calling fit() again goes on from it.{lost} Free resources on "
+        "the cluster, or lower the minimum."
     )
 
 

@@ -11,10 +11,11 @@ Ray needs ten seconds and more to find out that a node is gone, and places worke
 Of what a cloud says about a node it never hears. So a slot counts as free only while its node is
 alive to Ray, answers, and is not to be taken away. In place of idle slots on a node that is to be
 taken away others are requested, which must not be there; and so where a worker was refused, since
-its elastix has other code.
+its elastix has other code. Not without end: whoever brings nodes may have no others.
 """
 
 import contextlib
+import logging
 import secrets
 import threading
 import time
@@ -34,8 +35,10 @@ from ray.util.placement_group import (
 from elastix.train.on_ray.answering_nodes import answering
 from elastix.train.on_ray.preemption_notices import draining_nodes
 
+logger = logging.getLogger(__name__)
 SLOT = "/slot-"  # in the names of groups that a controller asks for
 _WAITING = 64  # slots that are requested at once and are not there yet
+_REFUSED = 8  # nodes with other code, after which no others are asked for
 _LOOK_S = 0.5
 _ANSWER_S = 0.3
 
@@ -130,7 +133,8 @@ class Slots:
     def more(self) -> bool:
         """Whether workers could still be started, now or once the cluster has room."""
         with self._lock:
-            return bool(self._free or self._resting or self._requested or self._missing > 0)
+            asks = self._missing > 0 and not asks_no_more(self._refused)
+            return bool(self._free or self._resting or self._requested or asks)
 
     @property
     def free(self) -> int:
@@ -158,8 +162,7 @@ class Slots:
     def avoid(self, node: str) -> bool:
         """Start nobody on that node any more; False if this was known. Who is there may stay."""
         with self._lock:
-            new = node not in self._refused
-            self._refused.add(node)
+            new = _refuse(node, self._refused)
             self._looked = 0.0
             self._resting += self._free  # some may be there
             self._free = []
@@ -198,7 +201,7 @@ class Slots:
             self._free = [slot for slot in idle if where.get(slot) in usable]
             self._resting = [slot for slot in idle if where.get(slot) not in usable]
             self._leave(where, usable, avoided)
-            asked = _to_ask(self._missing, len(self._requested))
+            asked = _to_ask(self._missing, len(self._requested), self._refused)
             self._missing -= asked
         requested = [_request([self._wanted], "PACK", self._name, avoided) for _ in range(asked)]
         with self._lock:
@@ -301,7 +304,8 @@ class CrewSlots:
     def coming(self) -> int:
         """How many further ones there would be if the cluster had room."""
         with self._lock:
-            return len(self._unseen) + max(0, self._missing) * len(self._bundles)
+            asks = 0 if asks_no_more(self._refused) else max(0, self._missing)
+            return len(self._unseen) + asks * len(self._bundles)
 
     def take(self, slot: Slot) -> None:
         """A process is started there."""
@@ -317,8 +321,7 @@ class CrewSlots:
     def avoid(self, node: str) -> bool:
         """As Slots.avoid."""
         with self._lock:
-            new = node not in self._refused
-            self._refused.add(node)
+            new = _refuse(node, self._refused)
             self._looked = 0.0
             self._unseen += self._free
             self._free = []
@@ -346,7 +349,8 @@ class CrewSlots:
             self._unseen = [slot for slot in idle if slot.node not in usable]
             self._leave(where, usable, avoided, again=self._noticed != noticed)
             self._noticed = noticed
-            asked = _to_ask(self._missing, len({slot.group.id for slot in self._unseen}))
+            waiting = len({slot.group.id for slot in self._unseen})
+            asked = _to_ask(self._missing, waiting, self._refused)
             self._missing -= asked
         requested = [
             _request(self._bundles, self._strategy, self._name, avoided) for _ in range(asked)
@@ -416,13 +420,38 @@ class CrewSlots:
             remove_placement_group(group)
 
 
-def _to_ask(missing: int, waiting: int) -> int:
+def asks_no_more(refused: Collection[str]) -> bool:
+    """Whether so many nodes had other elastix code that further ones will have it as well."""
+    return len(refused) >= _REFUSED
+
+
+def elsewhere(avoided: Collection[str]) -> dict[str, str]:
+    """A label selector of all nodes but these."""
+    return {"ray.io/node-id": f"!in({','.join(sorted(avoided))})"}
+
+
+def _refuse(node: str, refused: set[str]) -> bool:
+    """Note that a node has other elastix code; whether that is new."""
+    if node in refused:
+        return False
+    refused.add(node)
+    if len(refused) == _REFUSED:
+        logger.error(
+            "%d nodes had other elastix code than the driver. The run asks for no further room, "
+            "and goes on with the workers that it has. Install the same elastix where nodes are "
+            "made, and start the run again: it goes on from its last stored State.",
+            len(refused),
+        )
+    return True
+
+
+def _to_ask(missing: int, waiting: int, refused: Collection[str]) -> int:
     """How many to request now, of those that are missing, while others are waited for.
 
     `missing` is below 0 where others stand for founders' room that is usable as far as is known:
     who takes over hears of notices later.
     """
-    return max(0, min(missing, _WAITING - waiting))
+    return 0 if asks_no_more(refused) else max(0, min(missing, _WAITING - waiting))
 
 
 def _all_usable(bundles: Mapping[int, str], usable: set[str]) -> bool:
@@ -435,8 +464,7 @@ def _request(
     """A further group of a run, detached, on none of the nodes that are to be avoided."""
     options: dict[str, Any] = {}
     if avoided:
-        elsewhere = {"ray.io/node-id": f"!in({','.join(sorted(avoided))})"}
-        options["bundle_label_selector"] = [elsewhere] * len(bundles)
+        options["bundle_label_selector"] = [elsewhere(avoided)] * len(bundles)
     group: PlacementGroup = placement_group(
         [dict(bundle) for bundle in bundles],
         strategy=strategy,

@@ -191,6 +191,26 @@ def test_where_a_worker_was_refused_nobody_is_started_again_and_nobody_has_to_le
 
 
 @pytest.mark.parametrize("crew", [False, True])
+def test_where_each_node_that_comes_has_other_code_no_more_are_asked_for(cluster, crew, caplog):
+    """An autoscaler would bring one after the other. What there is stays in use."""
+    room = slots(2, crew)
+    cluster.room = 9
+    room.look()
+    tried = 0
+    while cluster.asked and tried < 50:
+        node = f"new {tried}"
+        cluster.where = dict.fromkeys(cluster.asked, node)
+        room.look()
+        assert room.avoid(node)  # a worker was started there
+        room.look()
+        tried += 1
+    assert tried == 8
+    assert "8 nodes had other elastix code than the driver" in caplog.text
+    assert len(take(room)) == 2
+    assert not (room.coming if crew else room.more)
+
+
+@pytest.mark.parametrize("crew", [False, True])
 def test_a_notice_that_is_taken_back_makes_the_room_usable_again(cluster, crew):
     room = slots(1, crew)
     room.look()

@@ -60,3 +60,11 @@ def test_waiting_begins_anew_with_a_new_group():
     quorum.judge(0, **FOUNDED, now=0.0)
     quorum.start_over()
     assert quorum.judge(0, **FOUNDED, now=11.0) is None
+
+
+def test_who_is_dismissed_is_told_who_is_gone_and_why():
+    """More room is of no use where all that comes is turned away."""
+    gone = {1: "died", 4: "its node has other elastix code"}
+    reason = Quorum(2, LEAVE).judge(1, **{**FOUNDED, "gone": gone}, now=0.0)
+    assert isinstance(reason, str)
+    assert "worker 1 (died) and worker 4 (its node has other elastix code) were gone" in reason
