@@ -2,7 +2,8 @@
 
     ElastixError
     ├── ConfigError (ValueError)   the call is wrong; no work has started
-    │   └── EmptySpace             a search space without a valid configuration
+    │   ├── EmptySpace             a search space without a valid configuration
+    │   └── OtherCode              a node has other elastix code than the driver
     ├── StateError                 something cannot be part of a State, or does not fit one
     ├── StoreError                 what is on disk, or should be
     │   ├── NotFound
@@ -48,6 +49,10 @@ class ConfigError(ElastixError, ValueError):
 
 class EmptySpace(ConfigError):
     """No configuration of the search space is valid."""
+
+
+class OtherCode(ConfigError):
+    """A node has other elastix code than the driver."""
 
 
 class StateError(ElastixError):

@@ -256,6 +256,7 @@ class Campaign:
             EmptySpace, ConfigError: before anything is started.
             NeverReported: the first trial ended without a number for the metric.
             EveryTrialFailed: all trials failed, or the first five; has the first traceback.
+            OtherCode: nodes have other elastix code than this process. No trial has failed of it.
             Conflict: another process runs this campaign.
             Full, StoreError: the store cannot be written; what is in it stays.
             KeyboardInterrupt: Ctrl-C; calling `run()` again goes on.

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from elastix.config import Budget
-from elastix.errors import ElastixError, SearchError, StoreError
+from elastix.errors import ElastixError, OtherCode, SearchError, StoreError
 from elastix.events import Event, TrialReported, TrialStarted
 from elastix.search.advisers import Advisers
 from elastix.search.executors.executor import Ended, EndedKind, Executor, Work, WorkReport
@@ -170,7 +170,7 @@ class Loop:
 
         Raises:
             EveryTrialFailed, NeverReported: it makes no sense to go on.
-            SearchError, StoreError: it cannot go on.
+            SearchError, StoreError, OtherCode: it cannot go on.
             KeyboardInterrupt: as after a kill, the database stands as it was last committed.
         """
         try:
@@ -399,7 +399,7 @@ class Loop:
                 self._report(case, seq, metrics)
             try:
                 self._endings.end(case, news)
-            except (SearchError, StoreError) as error:
+            except (SearchError, StoreError, OtherCode) as error:
                 fatal = fatal or error  # the others' results are worth keeping
         if fatal is not None:
             raise fatal

@@ -19,6 +19,7 @@ from elastix.errors import (
     EveryTrialFailed,
     NeverReported,
     NotFound,
+    OtherCode,
     SearchError,
     StoreDamaged,
     StoreError,
@@ -86,9 +87,9 @@ class Endings:
         """Decide what becomes of a trial whose run is over."""
         error = ended.error
         # A model that is gone or damaged is its heirs' affair; a store that is full, or whose index
-        # is damaged, everybody's.
+        # is damaged, is everybody's, and so is a node with other code: no trial has failed of that.
         one = isinstance(error, NotFound | Corrupt) and not isinstance(error, StoreDamaged)
-        if isinstance(error, StoreError) and not one:
+        if isinstance(error, StoreError | OtherCode) and not one:
             self._restart(case)
             raise error
         match EndedKind(ended.kind):  # an executor of somebody's own may say anything

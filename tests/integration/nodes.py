@@ -16,6 +16,8 @@ python -m tests.integration.nodes KIND STORE, of these kinds:
 - beside: a worker on the second node is killed beside another one. Ray does not hear of it: its
   daemon there is stopped, and a process that the worker has forked keeps its connections open.
 - edited: a second node comes, whose elastix has other code.
+- edited-campaign: likewise, in the middle of a campaign. STORE/elsewhere is made by a trial that
+  runs there, STORE/refused by a worker that has found out that it is not to run any.
 - crews: as removed, with workers of two processes; then a node comes in its stead.
 - host, host-groups: a second node comes in the middle of a campaign, and it is on another host, as
   far as a store can tell. Trials are of one worker, or groups.
@@ -60,6 +62,16 @@ ROOT = Path(__file__).resolve().parents[2]
 LOST = "ray_elastix_workers_lost_total{"
 TRIAL_STEPS = 600
 """Of a trial of the campaign, some seconds; three are an epoch."""
+EDIT = """
+_as_it_was = other_code
+def other_code(*given):
+    found = _as_it_was(*given)
+    if found is not None:
+        with Path({!r}).open("a") as file:
+            file.write("refused ")
+    return found
+"""
+"""Of the code on another node."""
 
 
 def await_event(path: Path, wanted) -> Event:
@@ -203,19 +215,27 @@ def kill_beside(cluster: Cluster, path: Path, over: Path) -> None:
 
 
 def come_with_other_code(cluster: Cluster, path: Path, over: Path) -> None:
-    """Ray puts the driver's directories first where a worker looks for modules."""
     await_event(path, lambda event: isinstance(event, StepCommitted) and event.step > 5)
-    there = over.with_name("edited")
+    add_edited_node(cluster, over.with_name("edited"))
+    refused = await_event(path, lambda event: isinstance(event, WorkerNotStarted))
+    await_event(path, lambda event: isinstance(event, StepCommitted) and event.t > refused.t + 3)
+    over.touch()
+
+
+def come_with_other_code_to_campaign(cluster: Cluster, path: Path, over: Path) -> None:
+    await_event(path, lambda event: isinstance(event, TrialEnded))
+    add_edited_node(cluster, over.with_name("edited"))
+
+
+def add_edited_node(cluster: Cluster, there: Path) -> None:
+    """Ray puts the driver's directories first where a worker looks for modules."""
     shutil.copytree(Path(elastix.__file__).parent, there / "elastix")
-    with (there / "elastix" / "errors.py").open("a") as errors:
-        errors.write("# edited\n")
+    with (there / "elastix" / "train" / "record" / "provenance.py").open("a") as provenance:
+        provenance.write(EDIT.format(str(there.with_name("refused"))))
     (there / "sitecustomize.py").write_text(
         f"import sys\nsys.path.insert(0, {str(there)!r})\nimport elastix\ndel sys.path[0]\n"
     )
     cluster.add_node(num_cpus=2, env_vars={"PYTHONPATH": f"{there}:{ROOT}"})
-    refused = await_event(path, lambda event: isinstance(event, WorkerNotStarted))
-    await_event(path, lambda event: isinstance(event, StepCommitted) and event.t > refused.t + 3)
-    over.touch()
 
 
 def remove_and_come(cluster: Cluster, path: Path, over: Path) -> None:
@@ -319,12 +339,39 @@ def search_on_hosts(store: str, workers: int = 1) -> None:
     ).run()
 
 
+def tell_where_it_runs(ctx: elastix.Context) -> None:
+    """After the first all wait until somebody was on the other node, and could have come again."""
+    marks = Path(ctx.config["marks"])
+    refused = marks / "refused"
+    if (marks / "edited") in Path(elastix.__file__).parents:
+        (marks / "elsewhere").touch()
+    while (marks / "first").exists() and not (marks / "elsewhere").exists():
+        told = refused.read_text().split() if refused.exists() else []
+        if len(told) > 2 or (told and time.time() > refused.stat().st_mtime + 15):
+            break
+        time.sleep(0.05)
+    ctx.report(accuracy=1.0)
+    (marks / "first").touch()
+
+
+def search_where_code_is_the_same(store: str) -> None:
+    elastix.Campaign(
+        tell_where_it_runs,
+        space=search_parts.SPACE,
+        searcher=search_parts.Drawing(marks=store),
+        metric="accuracy",
+        budget=elastix.Budget(trials=6, parallel=3),
+        run=elastix.RunConfig(name="nodes", store=store),
+    ).run()
+
+
 KINDS = {
     "drained": (0, train, come_and_drain),
     "removed": (1, train, remove),
     "killed": (1, partial(train, workers=4, cpus=0.5), kill_daemon),
     "beside": (1, partial(train, forks=True), kill_beside),
     "edited": (0, train, come_with_other_code),
+    "edited-campaign": (0, search_where_code_is_the_same, come_with_other_code_to_campaign),
     "crews": (1, train_crews, remove_and_come),
     "campaign": (1, search, remove_from_campaign),
     "host": (0, search_on_hosts, come_on_another_host),

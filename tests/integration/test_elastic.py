@@ -159,6 +159,18 @@ def test_workers_of_a_node_with_other_elastix_code_are_turned_away_once(tmp_path
 
 @pytest.mark.slow
 @pytest.mark.timeout(590)
+def test_no_trial_of_a_campaign_runs_on_a_node_with_other_elastix_code(tmp_path):
+    """There are two idle CPUs, and two workers wait for room. They are tried there once."""
+    events = on_nodes("edited-campaign", tmp_path)
+    assert 1 <= len((tmp_path / "refused").read_text().split()) <= 2
+    assert not (tmp_path / "elsewhere").exists()
+    assert Counter(event.trial for event in of(TrialEnded, events)) == dict.fromkeys(range(6), 1)
+    trials = elastix.Results.open(tmp_path, "nodes")
+    assert [trial.state for trial in trials] == [TrialState.FINISHED] * 6
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(590)
 @pytest.mark.parametrize(("cloud", "size"), [("aws", 4), ("azure", 4), ("gcp", 2)])
 def test_workers_leave_a_node_of_which_the_cloud_says_that_it_is_to_go(cloud, size, tmp_path):
     """All of that node, at a boundary, and nobody else. Others stand in elsewhere, or wait."""

@@ -5,7 +5,8 @@ stay, and a trial costs one call of an actor. A trial of one worker runs right t
 (in_process); one of several is an elastic group that a worker of the pool looks after
 (group_worker).
 
-Not here: what is worth running. Invariant: work whose worker died ends as "lost", at once.
+Not here: what is worth running. Invariant: work whose worker died ends as "lost", at once; none is
+given to a worker with other elastix code than this process has.
 """
 
 import contextlib
@@ -14,7 +15,7 @@ import math
 import pickle
 import time
 from collections import deque
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
@@ -30,7 +31,7 @@ from elastix.config import (
     refuse_memory,
 )
 from elastix.data import leaving
-from elastix.errors import ConfigError, Corrupt, SearchError, TooNew
+from elastix.errors import ConfigError, Corrupt, OtherCode, SearchError, TooNew
 from elastix.observe.journal import Tail
 from elastix.observe.ray_death_messages import Deaths, GroupDeaths
 from elastix.search.executors import trial_memory
@@ -43,8 +44,10 @@ from elastix.search.model_sources import StoreOpener
 from elastix.train.on_ray.actor_classes import as_actor
 from elastix.train.on_ray.find_ray import hold_ray, let_go_of_ray
 from elastix.train.on_ray.pickled_train import pickle_train
+from elastix.train.on_ray.placement import asks_no_more, elsewhere
 from elastix.train.on_ray.room import check_capacity, fit_on_nodes, how_to_make_room
 from elastix.train.on_ray.worker_handle import WorkerHandle
+from elastix.train.record.provenance import installation
 
 logger = logging.getLogger(__name__)
 
@@ -142,6 +145,8 @@ class Pool:
         self._waiting: dict[int, Work] = {}  # until there is memory for them
         self._turned_back: list[Ended] = []
         self._kills: dict[str, int] = {}  # by node: those of which it is known whom they hit
+        self._avoided: set[str] = set()  # nodes with other elastix code
+        self._refused: OtherCode | None = None  # of the last of them
 
     # ------------------------------------------------------------------ Executor
 
@@ -251,6 +256,7 @@ class Pool:
         self._handles.clear()
         self._waiting.clear()
         self._packer = Packer()
+        self._avoided, self._refused = set(), None
         self._deaths.close()
         self._access.close()
         if self._owns_ray:
@@ -286,7 +292,10 @@ class Pool:
         if ref == handle.greeting:
             if isinstance(answer, BaseException):
                 return self._dead(handle, answer)
-            self._welcome(handle, answer)
+            if answer.refused is not None:
+                self._refuse(handle, answer.node, answer.refused)
+            else:
+                self._welcome(handle, answer)
             return []
         if ref == handle.asked:
             handle.asked = None
@@ -403,6 +412,15 @@ class Pool:
         )
         self._check_memory()
 
+    def _refuse(self, handle: _WorkerHandle, node: str, why: OtherCode) -> None:
+        """What it sends could be taken for something else: nobody is started there any more."""
+        del self._handles[handle.number]
+        _end(handle)
+        if node not in self._avoided:
+            logger.warning("%s", why)
+        self._avoided.add(node)
+        self._refused = why
+
     def _check_memory(self) -> None:
         """Once workers of all nodes are here, or all workers.
 
@@ -410,8 +428,7 @@ class Pool:
             ConfigError: no host has what is to be kept free for each trial.
         """
         wanted, ready = self._scaling.memory_per_worker, self._hellos
-        nodes = sum(bool(node["Alive"]) for node in ray.nodes())
-        there = len({said.node for said in ready}) >= nodes or len(ready) == len(self._handles)
+        there = len({h.node for h in ready}) >= self._nodes() or len(ready) == len(self._handles)
         if not isinstance(wanted, int) or self._memory_is_there or not there:
             return
         largest = max(said.capacity_bytes for said in ready)
@@ -492,12 +509,23 @@ class Pool:
         """How many workers share a host's memory, or a GPU's, once all are there."""
         if self._scaling.gpus_per_worker > 0:
             return max(1, int(1 / self._scaling.gpus_per_worker + 1e-9))
-        nodes = sum(bool(node["Alive"]) for node in ray.nodes())
-        return math.ceil(self._wanted() / max(1, nodes))
+        return math.ceil(self._wanted() / max(1, self._nodes()))
+
+    def _nodes(self) -> int:
+        """How many may have workers."""
+        there = [node["NodeID"] for node in ray.nodes() if node["Alive"]]
+        return sum(node not in self._avoided for node in there)
+
+    @property
+    def _fit(self) -> int:
+        """Trials at once for which nodes have room that are not avoided."""
+        return fit_on_nodes(self._scaling, self._avoided) // self._scaling.min_workers
 
     def _wanted(self) -> int:
-        most = max(1, fit_on_nodes(self._scaling) // self._scaling.min_workers)
-        return most if self._parallel is None else self._parallel
+        most = max(1, self._fit)
+        if self._parallel is None:
+            return most
+        return min(self._parallel, most) if asks_no_more(self._avoided) else self._parallel
 
     def _recruit(self) -> None:
         now = time.monotonic()
@@ -510,7 +538,9 @@ class Pool:
     def _spawn(self) -> None:
         number = self._next
         self._next += 1
-        options: Mapping[str, Any] = {"max_restarts": 0, "scheduling_strategy": "SPREAD"}
+        options: dict[str, Any] = {"max_restarts": 0, "scheduling_strategy": "SPREAD"}
+        if self._avoided:
+            options["label_selector"] = elsewhere(self._avoided)
         actor: Any
         if self._scaling.max_workers > 1:
             actor = (
@@ -530,17 +560,19 @@ class Pool:
                 )
                 .remote(number, self._train, max(1, int(self._scaling.cpus_per_worker)))
             )
-        self._handles[number] = _WorkerHandle(number, actor, actor.hello.remote())
+        self._handles[number] = _WorkerHandle(number, actor, actor.hello.remote(installation()))
 
     def _check_start(self) -> None:
         limit_s = self._failure.start_timeout_s
         if any(handle.ready for handle in self._handles.values()):
             self._opened_s = time.monotonic()
+        elif self._refused is not None and not self._fit:
+            raise self._refused
         elif time.monotonic() - self._opened_s > limit_s:
             raise SearchError(
                 f"no worker of the pool was ready within start_timeout_s={limit_s:g}; free are "
                 f"{ray.available_resources()}. Nothing is lost. {how_to_make_room()}"
-            )
+            ) from self._refused
 
 
 def _answers(refs: list[Any]) -> list[Any]:

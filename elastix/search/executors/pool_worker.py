@@ -18,11 +18,12 @@ import ray
 import torch
 
 from elastix.data.leaving import leave
-from elastix.errors import ElastixError
+from elastix.errors import ElastixError, OtherCode
 from elastix.frozen_imports import import_frozen
 from elastix.search.executors import trial_memory
 from elastix.search.executors.executor import Ended, TrainFunction, Work, WorkReport
 from elastix.search.executors.in_process import execute
+from elastix.train.record.provenance import Installation, other_code
 from elastix.train.replica.context import Context
 
 GIVEN_BACK = b""
@@ -63,6 +64,7 @@ class Hello:
         idle_bytes: what it holds before any trial.
         capacity_bytes: what it and others may hold on that host, as it looks from here.
         kills: how often the system has ended a process there for want of memory.
+        refused: why it is to be given nothing.
     """
 
     node: str
@@ -71,6 +73,7 @@ class Hello:
     idle_bytes: int = 0
     capacity_bytes: int = 0
     kills: int = 0
+    refused: OtherCode | None = None
 
 
 def packed(sent: Work | Ended) -> bytes:
@@ -111,11 +114,18 @@ class PoolWorker(ABC):
     def __repr__(self) -> str:
         return f"pool worker {self._number} {self._at}"
 
-    def hello(self) -> Hello:
-        """Be ready."""
+    def hello(self, driver: Installation) -> Hello:
+        """Be ready, unless the driver has another elastix than this process."""
         node = ray.get_runtime_context().get_node_id()
         host = f"groups of worker {self._number}"
-        return Hello(node=node, pid=os.getpid(), host=host, kills=trial_memory.kills())
+        refused = other_code(driver, f"node {node} (of worker {self._number})")
+        return Hello(
+            node=node,
+            pid=os.getpid(),
+            host=host,
+            kills=trial_memory.kills(),
+            refused=refused,
+        )
 
     def run(self, given: bytes, turn: int) -> bytes:
         """Run a trial to its end: Work to Ended, packed. What it raises is part of the answer.
@@ -187,11 +197,11 @@ class LoneWorker(PoolWorker):
         self._unpickled: TrainFunction | None = None
         self._device = _device()
 
-    def hello(self) -> Hello:
+    def hello(self, driver: Installation) -> Hello:
         """Import what every trial needs."""
         import_frozen("torch._dynamo")  # making the first optimizer imports it, in most of a second
         torch.set_num_threads(self._threads)
-        said = super().hello()
+        said = super().hello(driver)
         if self._device.type == "cuda":
             host = f"{said.node} GPU {ray.get_gpu_ids()[0]}"
             return replace(said, host=host, capacity_bytes=trial_memory.free(self._device))

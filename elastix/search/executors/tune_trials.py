@@ -8,6 +8,7 @@ users who want an elastix searcher (elastix.tune).
 import base64
 import pickle
 import queue
+import socket
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -29,6 +30,7 @@ from elastix.search.model_sources import StoreOpener
 from elastix.train.on_ray.find_ray import hold_ray, let_go_of_ray
 from elastix.train.on_ray.pickled_train import pickle_train
 from elastix.train.on_ray.room import fit_on_nodes
+from elastix.train.record.provenance import Installation, installation, other_code
 
 _WORK = "elastix_work"
 _ENDED = "elastix_ended"
@@ -83,7 +85,8 @@ class Tune:
         self._slots = self._parallel or max(1, fit_on_nodes(self._scaling))
         tuner = tune.Tuner(
             tune.with_resources(
-                tune.with_parameters(_trainable, train=pickled), self._scaling.resources_per_worker
+                tune.with_parameters(_trainable, train=pickled, driver=installation()),
+                self._scaling.resources_per_worker,
             ),
             tune_config=tune.TuneConfig(
                 search_alg=ConcurrencyLimiter(self._queue, self._slots),
@@ -157,7 +160,7 @@ def _absolute(path: str | None) -> str | None:
     return path if path is None or "://" in path else str(Path(path).resolve())
 
 
-def _trainable(config: Mapping[str, Any], train: bytes) -> None:
+def _trainable(config: Mapping[str, Any], train: bytes, driver: Installation) -> None:
     """On the worker: run the work that stands in the configuration."""
     work: Work = _unpack(config[_WORK])
     context = tune.get_context()
@@ -167,12 +170,13 @@ def _trainable(config: Mapping[str, Any], train: bytes) -> None:
         values = {k: v for k, v in shown.items() if isinstance(v, int | float)}
         tune.report({**values, "elastix_seq": progress.seq, "elastix_all": _pack(progress)})
 
-    ended = execute(
-        ray.cloudpickle.loads(train),
-        work,
-        worker=f"tune trial {context.get_trial_id()}",
-        tell=tell,
-    )
+    worker = f"tune trial {context.get_trial_id()}"
+    refused = other_code(driver, f"host {socket.gethostname()} (of {worker})")
+    if refused is None:
+        ended = execute(ray.cloudpickle.loads(train), work, worker=worker, tell=tell)
+    else:
+        kind, why = EndedKind.RAISED, str(refused)
+        ended = Ended(number=work.number, kind=kind, error=refused, summary=why, worker=worker)
     tune.report({_ENDED: _pack(ended), "elastix_seq": -1})
 
 

@@ -36,7 +36,7 @@ from elastix.config import (
     ScalingConfig,
 )
 from elastix.data import leaving
-from elastix.errors import ConfigError, ElastixError, Interrupted, StoreError, TrainError
+from elastix.errors import ElastixError, Interrupted, OtherCode, StoreError, TrainError
 from elastix.events import Event, Events
 from elastix.observe.ray_metrics import Metrics
 from elastix.store import Store
@@ -220,7 +220,7 @@ class Controller(Shell):
         """Store, journal and workers; False if the run was over when its controller died."""
         plan = self._plan
         if not again and not installation().is_same(plan.driver):
-            raise ConfigError(
+            raise OtherCode(
                 f"the driver has elastix {plan.driver}, and Ray's workers have {installation()}: "
                 "what one of them sends, the other could take for something else. Nothing was "
                 "trained. Install the same on all nodes, or give Ray's workers the driver's by "

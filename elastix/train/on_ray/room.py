@@ -4,7 +4,7 @@ Not here: slots of workers that come later, and of nodes that go (placement).
 """
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -58,9 +58,14 @@ def _listed(resources: Mapping[str, float]) -> str:
     return ", ".join(f"{amount:g} {kind}" for kind, amount in resources.items())
 
 
-def fit_on_nodes(scaling: ScalingConfig) -> int:
-    """How many workers the cluster could hold if nothing else ran there."""
-    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+def fit_on_nodes(scaling: ScalingConfig, avoided: Collection[str] = ()) -> int:
+    """How many workers the cluster could hold if nothing else ran there.
+
+    Args:
+        scaling: of the workers.
+        avoided: nodes on which none is started, by id.
+    """
+    nodes = [n["Resources"] for n in ray.nodes() if n["Alive"] and n["NodeID"] not in avoided]
     fit = [_fit(node, scaling.resources_per_process) for node in nodes]
     size = scaling.processes
     if crew_strategy(scaling.crew) == "STRICT_PACK":

@@ -20,7 +20,7 @@ import torch
 from blake3 import blake3
 
 import elastix
-from elastix.errors import ConfigError
+from elastix.errors import OtherCode
 
 logger = logging.getLogger(__name__)
 _GIT_S = 2.0
@@ -74,11 +74,11 @@ def warn_of_other(driver: Installation, who: str) -> None:
         )
 
 
-def other_code(driver: Installation, who: str) -> ConfigError | None:
+def other_code(driver: Installation, who: str) -> OtherCode | None:
     """Why a process that would take part is refused, if it has another elastix than the driver."""
     if (here := installation()).is_same(driver):
         return None
-    return ConfigError(
+    return OtherCode(
         f"{who} has elastix {here}, and the driver has {driver}: what one of them sends, the other "
         "could take for something else, or compute otherwise. Nothing is trained there. Install "
         "the same on all nodes, or give Ray's workers the driver's by runtime_env."

@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 
 from elastix.config import Budget
-from elastix.errors import EveryTrialFailed, Full, NeverReported, SearchError
+from elastix.errors import EveryTrialFailed, Full, NeverReported, OtherCode, SearchError
 from elastix.events import TrialEnded, TrialLost, TrialReported, TrialStarted
 from elastix.search.rungs import Asha, Median
 from elastix.search.trial import Suggestion, Trial, TrialState
@@ -345,6 +345,23 @@ def test_a_full_store_ends_the_campaign_and_loses_nothing(tmp_path):
     assert all(trial.state is TrialState.FINISHED for trial in trials)
     assert 3 in rig.executor.ran
     assert not {0, 1, 2} & set(rig.executor.ran)
+
+
+def test_a_node_with_other_code_ends_the_campaign_and_no_trial_has_failed_of_it(tmp_path):
+    def play(work):
+        if work.number == 0:
+            error = OtherCode("node n has elastix 9, and the driver has 8")
+            return [], {"kind": "raised", "error": error, "summary": str(error)}
+        return finishes(work)
+
+    rig = Rig(tmp_path, play, slots=2)
+    with pytest.raises(OtherCode, match="node n has elastix 9"):
+        rig.run(Budget(trials=6))
+    states = {line.trial.number: line.trial.state for line in rig.lines}
+    assert states == {0: TrialState.WAITING, 1: TrialState.FINISHED}
+    assert 0 not in rig.searcher.told
+    trials = rig.run(Budget(trials=6), play=finishes)
+    assert [trial.state for trial in trials] == [TrialState.FINISHED] * 6
 
 
 def test_a_book_that_cannot_be_written_keeps_what_it_has(tmp_path, monkeypatch):

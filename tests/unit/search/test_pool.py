@@ -1,12 +1,13 @@
 """What the pool makes of what its workers say. No Ray: the answers are made up."""
 
+import time
 from collections import deque
 
 import pytest
 import ray
 
 from elastix.config import ScalingConfig
-from elastix.errors import ConfigError
+from elastix.errors import ConfigError, OtherCode
 from elastix.observe.journal import Tail
 from elastix.observe.ray_death_messages import GroupDeaths
 from elastix.observe.sealed_lines import seal
@@ -95,6 +96,7 @@ def with_workers(*numbers):
     for number in numbers:
         pool._handles[number] = _WorkerHandle(number, Deaf(), "greeting", hello=said)
         pool._packer.enter(number, "n", idle=1, capacity=1000)
+    pool._next = 1 + max(numbers)
     return pool
 
 
@@ -227,10 +229,80 @@ class Deaf:
         return args
 
 
+def nodes(*names):
+    """As Ray lists them, each with a CPU."""
+    return [{"Alive": True, "NodeID": name, "Resources": {"CPU": 1.0}} for name in names]
+
+
+OTHER = OtherCode("node other has elastix 9, and the driver has 8")
+
+
+@pytest.fixture
+def asked_of_ray(monkeypatch):
+    """With which options Ray was asked for workers, which say nothing; two nodes are there."""
+    found = []
+
+    class Class:
+        def options(self, **options):
+            found.append(options)
+            return self
+
+        def remote(self, *args):
+            return Deaf()
+
+    monkeypatch.setattr("elastix.search.executors.pool.as_actor", lambda *_, **__: Class())
+    monkeypatch.setattr("elastix.search.executors.pool._end", lambda handle: None)
+    monkeypatch.setattr(ray, "nodes", lambda: nodes("n", "other"))
+    return found
+
+
+def turn_away(pool, number, node="other"):
+    handle = pool._handles[number] = _WorkerHandle(number, Deaf(), f"greeting {number}")
+    said = Hello(node=node, pid=1, host=node, refused=OTHER)
+    return pool._take(handle, handle.greeting, said)
+
+
+def test_a_worker_with_other_code_is_given_nothing_and_nobody_is_started_there(
+    asked_of_ray, caplog
+):
+    pool = with_workers(0)
+    for number in (1, 2):
+        assert turn_away(pool, number) == []
+    assert list(pool._handles) == [0]
+    assert pool.room == 8  # of the one that is left
+    assert caplog.text.count("node other has elastix 9") == 1
+    pool._recruit()
+    assert asked_of_ray == []  # the other node has room for no second one
+    pool._parallel, pool._recruited_s = 2, 0.0
+    pool._recruit()
+    (options,) = asked_of_ray
+    assert options["label_selector"] == {"ray.io/node-id": "!in(other)"}
+    pool._check_start()  # it goes on
+
+
+def test_if_all_nodes_have_other_code_the_pool_says_so_at_once(asked_of_ray):
+    pool = Pool()
+    pool._opened_s = time.monotonic()
+    turn_away(pool, 0)
+    pool._check_start()  # a worker may come on the other node
+    turn_away(pool, 1, node="n")
+    with pytest.raises(OtherCode, match="node other has elastix 9"):
+        pool._check_start()
+
+
+def test_where_each_node_that_comes_has_other_code_no_more_are_asked_for(asked_of_ray):
+    pool = with_workers(0)
+    pool._parallel = 3
+    for tried in range(8):
+        assert pool._wanted() == 3, tried
+        turn_away(pool, 1, node=f"new {tried}")
+    assert pool._wanted() == 2  # there is room for that
+
+
 def test_more_memory_for_each_trial_than_any_host_has_is_refused(monkeypatch):
     """Else one trial after the other would run alone, and nobody would know why."""
-    monkeypatch.setattr(ray, "nodes", lambda: [{"Alive": True}, {"Alive": True}])
-    monkeypatch.setattr("elastix.search.executors.pool.fit_on_nodes", lambda scaling: 3)
+    monkeypatch.setattr(ray, "nodes", lambda: nodes("a", "b"))
+    monkeypatch.setattr("elastix.search.executors.pool.fit_on_nodes", lambda *_: 3)
 
     def welcomed(wanted):
         pool = Pool(scaling=ScalingConfig(memory_per_worker=wanted))

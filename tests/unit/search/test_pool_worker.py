@@ -3,10 +3,14 @@
 import pickle
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import ray
+import torch
 from ray import cloudpickle
 
 from elastix.errors import ConfigError
@@ -14,6 +18,10 @@ from elastix.search.executors.executor import Ended, EndedKind, Work, WorkReport
 from elastix.search.executors.pool_worker import LoneWorker, packed
 from elastix.search.model_sources import StoreDirectory, StoredModelSource
 from elastix.state import Ref
+from elastix.train.record.provenance import Installation, installation
+
+HERE = installation()
+ELSE = replace(HERE, digest="other")
 
 SCRIPT = """
 import sys
@@ -145,3 +153,17 @@ def test_what_work_has_reported_is_told_once_it_is_over_by_its_end_alone() -> No
         ended: Ended = pickle.loads(sent)
         assert (ended.kind, ended.results) == (EndedKind.FINISHED, {0: {"m": m}}), ended.traceback
         assert worker.reports(0) == (m, [])
+
+
+@pytest.mark.parametrize(("driver", "refused"), [(HERE, False), (ELSE, True)])
+def test_a_worker_says_at_once_that_its_code_is_another_than_the_driver_s(
+    driver: Installation, refused: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        ray, "get_runtime_context", lambda: SimpleNamespace(get_node_id=lambda: "n")
+    )
+    monkeypatch.setattr("elastix.search.executors.pool_worker.import_frozen", lambda name: None)
+    worker = LoneWorker(3, b"", torch.get_num_threads())
+    said = pickle.loads(pickle.dumps(worker.hello(driver)))
+    assert (said.refused is not None) == refused
+    assert not refused or "(of worker 3) has elastix" in str(said.refused)

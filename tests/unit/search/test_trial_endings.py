@@ -9,6 +9,7 @@ from elastix.errors import (
     EveryTrialFailed,
     NeverReported,
     NotFound,
+    OtherCode,
     QuorumLost,
     SearchError,
     StoreDamaged,
@@ -209,8 +210,11 @@ def test_fewer_do_at_the_end(make):
     desk.endings.look_for_scores()
 
 
-@pytest.mark.parametrize("error", [StoreError("full"), StoreDamaged("the index is damaged")])
-def test_a_store_that_failed_is_no_fault_of_the_trial(make, error):
+@pytest.mark.parametrize(
+    "error",
+    [StoreError("full"), StoreDamaged("the index is damaged"), OtherCode("a node has elastix 9")],
+)
+def test_a_store_that_failed_or_a_node_with_other_code_is_no_fault_of_the_trial(make, error):
     desk = make()
     case = desk.runs(0.5)
     with pytest.raises(type(error)):

@@ -13,8 +13,8 @@ from elastix.train.on_ray import room
 @pytest.fixture
 def nodes(monkeypatch):
     there = [
-        {"Alive": True, "Resources": {"CPU": 2.0}},
-        {"Alive": False, "Resources": {"GPU": 8.0}},
+        {"Alive": True, "NodeID": "a", "Resources": {"CPU": 2.0}},
+        {"Alive": False, "NodeID": "b", "Resources": {"GPU": 8.0}},
     ]
     monkeypatch.setattr(room.ray, "nodes", lambda: there)
     return there
@@ -40,6 +40,7 @@ def test_where_there_is_no_gpu_fewer_workers_would_not_help(nodes):
 
 def test_what_fits_is_counted(nodes):
     assert room.check_capacity(elastix.ScalingConfig(num_workers=(1, 9), cpus_per_worker=0.5)) == 4
+    assert room.fit_on_nodes(elastix.ScalingConfig(cpus_per_worker=0.5), avoided={"a"}) == 0
 
 
 @pytest.mark.parametrize(
