@@ -24,7 +24,7 @@ from elastix.search.executors.executor import Ended, EndedKind, Executor, Work, 
 from elastix.search.gate import Gate
 from elastix.search.pareto import order
 from elastix.search.rungs import Rungs, Verdict
-from elastix.search.scores import losses
+from elastix.search.scores import Latest
 from elastix.search.trial import (
     Config,
     Objectives,
@@ -156,9 +156,12 @@ class Loop:
         for case in self._book.cases.values():
             if case.role != "search":
                 continue
-            levels = range(1, len(case.results) + 1)
-            found = [(level, losses(objectives, case.results, level)) for level in levels]
-            reports = [(level, reached) for level, reached in found if reached is not None]
+            latest, reports = Latest({}), list[tuple[int, tuple[float, ...]]]()
+            for seq, metrics in sorted(case.results.items()):
+                latest.add(seq, metrics)
+                reached = latest.losses(objectives)
+                if reached is not None:
+                    reports.append((seq + 1, reached))
             verdict = self._advisers.judge_anew(case.trial, reports)
             if case.trial.state is TrialState.PAUSED and verdict is Verdict.CONTINUE:
                 self._book.queue(case)
@@ -407,12 +410,12 @@ class Loop:
     def _report(self, case: Case, seq: int, metrics: Mapping[str, Any]) -> None:
         if seq in case.results:
             return
-        case.results[seq] = metrics
+        latest = case.report(seq, metrics)
         number = case.trial.number
         self._book.say(TrialReported(trial=number, seq=seq, metrics=metrics))
         if case.role != "search" or (case.rung is not None and seq + 1 >= case.rung):
             return  # at a rung it is judged once it has paused, or ended: it runs until then
-        verdict = self._endings.judge(case)
+        verdict = self._endings.judge(case, latest)
         if verdict is Verdict.PAUSE:
             self._advisers.promote(number)  # too late for that rung, and it is on its way already
         if verdict is Verdict.STOP and number in self._book.running:

@@ -22,19 +22,29 @@ def merged(results: Results) -> dict[str, Any]:
     return found
 
 
-def losses(
-    objectives: Objectives, results: Results, reports: int | None = None
-) -> tuple[float, ...] | None:
-    """After so many reports, all by default; None without a number for each objective."""
-    latest: dict[str, Any] = {}
-    missing = set(objectives.names)
-    for seq in range(max(results, default=-1) if reports is None else reports - 1, -1, -1):
-        found = results.get(seq, {})
-        latest |= {name: found[name] for name in missing if found.get(name) is not None}
-        missing -= latest.keys()
-        if not missing:
-            break
-    try:
-        return objectives.losses(latest)
-    except SearchError:
-        return None
+class Latest:
+    """The last value of each metric of one trial, whose reports come one by one, in any order."""
+
+    def __init__(self, results: Results) -> None:
+        self._found: dict[str, tuple[int, Any]] = {}  # with the place of its report
+        for seq, metrics in results.items():
+            self.add(seq, metrics)
+
+    def add(self, seq: int, metrics: Mapping[str, Any]) -> None:
+        """One more report."""
+        for name, value in metrics.items():
+            if value is not None and (name not in self._found or self._found[name][0] <= seq):
+                self._found[name] = seq, value
+
+    def losses(self, objectives: Objectives) -> tuple[float, ...] | None:
+        """None without a number for each objective."""
+        found = self._found
+        try:
+            return objectives.losses({n: found[n][1] for n in objectives.names if n in found})
+        except SearchError:
+            return None
+
+
+def losses(objectives: Objectives, results: Results) -> tuple[float, ...] | None:
+    """After all reports; None without a number for each objective."""
+    return Latest(results).losses(objectives)

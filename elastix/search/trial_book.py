@@ -17,6 +17,7 @@ from typing import Any
 
 from elastix.events import Event
 from elastix.search.advisers import Advisers
+from elastix.search.scores import Latest
 from elastix.search.trial import Suggestion, Trial, TrialState
 from elastix.search.trial_database import Role, TrialDatabase, TrialRow
 from elastix.state import Ref
@@ -48,11 +49,24 @@ class Case:
     stop: bool = False
     rung: int | None = None
     kept: int = 0
+    _latest: Latest | None = field(default=None, init=False, repr=False)  # of `results`
 
     @property
     def line(self) -> TrialRow:
         """As it is to stand in the database."""
         return TrialRow(self.trial, self.role, self.done)
+
+    def report(self, seq: int, metrics: Mapping[str, Any]) -> Latest:
+        """One more of its reports; the last values of all of them."""
+        self._latest = self._latest or Latest(self.results)
+        self.results[seq] = metrics
+        self._latest.add(seq, metrics)
+        return self._latest
+
+    def go_back(self) -> None:
+        """It begins again from its last State, or from the beginning, and reports the rest anew."""
+        self.results = {seq: found for seq, found in self.results.items() if seq < self.kept}
+        self._latest = None
 
 
 @dataclass

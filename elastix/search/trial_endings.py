@@ -31,7 +31,7 @@ from elastix.search.executors.executor import Ended, EndedKind
 from elastix.search.gate import Gate
 from elastix.search.pareto import Front
 from elastix.search.rungs import Verdict
-from elastix.search.scores import losses, merged
+from elastix.search.scores import Latest, losses, merged
 from elastix.search.trial import Objectives, Trial, TrialState
 from elastix.search.trial_book import Case, TrialBook
 from elastix.search.trial_database import Role, TrialRow
@@ -108,9 +108,14 @@ class Endings:
             case EndedKind.HALTED | EndedKind.RETURNED:
                 self._restart(case)
 
-    def judge(self, case: Case) -> Verdict:
-        """Tell rungs how far it has come. They hear nothing before there is a score."""
-        reached = losses(self._objectives, case.results)
+    def judge(self, case: Case, latest: Latest | None = None) -> Verdict:
+        """Tell rungs how far it has come. They hear nothing before there is a score.
+
+        Args:
+            case: of the trial.
+            latest: of its reports, if that is known; else all are looked at.
+        """
+        reached = (latest or Latest(case.results)).losses(self._objectives)
         if reached is None:
             return Verdict.CONTINUE
         return self._advisers.report(case.trial.number, len(case.results), reached)
@@ -192,8 +197,8 @@ class Endings:
         self._restart(case)
 
     def _restart(self, case: Case) -> None:
-        """From its last State, or from the beginning; it will report the rest again."""
-        case.results = {seq: found for seq, found in case.results.items() if seq < case.kept}
+        """From its last State, or from the beginning."""
+        case.go_back()
         self._book.queue(case)
 
     def _pause(self, case: Case, ended: Ended) -> None:
