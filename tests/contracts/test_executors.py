@@ -164,6 +164,29 @@ class TestPool(ExecutorContract):
             ends, _ = self.collect(executor, [self.work(1)])
             assert ends[1].kind == "finished"
 
+    def test_a_worker_that_is_stopped_as_it_starts_is_replaced(self, tmp_path, monkeypatch):
+        from elastix.search.executors import pool
+
+        told = tmp_path / "pid"
+
+        class Stops(pool.LoneWorker):
+            def hello(self, driver):
+                if self._number == 1:
+                    told.write_text(str(os.getpid()))
+                    os.kill(os.getpid(), signal.SIGSTOP)
+                return super().hello(driver)
+
+        monkeypatch.setattr(pool, "LoneWorker", Stops)
+        with self.opened(tells) as executor:
+            while not (executor.room and told.exists()):
+                executor.poll(0.1)
+            executor._failure = FailureConfig(start_timeout_s=1.0)
+            while 1 in executor._handles:
+                executor.poll(0.1)
+            executor._failure = FailureConfig()
+            while executor.room < 2 or Path(f"/proc/{told.read_text()}").exists():
+                executor.poll(0.1)
+
     def test_a_worker_that_the_system_ends_for_want_of_memory(self, monkeypatch):
         """As far as the count of such ends says so; that count is pretended here."""
         from elastix.search.executors import pool

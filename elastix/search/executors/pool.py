@@ -68,6 +68,7 @@ class _WorkerHandle:
     actor: Any
     greeting: Any
     hello: Hello | None = None  # until it is ready
+    awaited_s: float = field(default_factory=time.monotonic)
     inhand: deque["_Given"] = field(default_factory=deque)  # the first one is running
     asked: Any = None
     asked_of: "_Given | None" = None  # what it had in hand then
@@ -563,12 +564,21 @@ class Pool:
         self._handles[number] = _WorkerHandle(number, actor, actor.hello.remote(installation()))
 
     def _check_start(self) -> None:
-        limit_s = self._failure.start_timeout_s
-        if any(handle.ready for handle in self._handles.values()):
-            self._opened_s = time.monotonic()
+        """Whether workers come. Who does not is replaced, as it may be stopped."""
+        now, limit_s = time.monotonic(), self._failure.start_timeout_s
+        late = [h for h in self._handles.values() if not h.ready and now - h.awaited_s > limit_s]
+        if ready := len(self._hellos):
+            self._opened_s = now
+            room = bool(late) and ready < self._fit  # else they wait for it, as others would
+            for handle in late:
+                handle.awaited_s = now  # to ask Ray for its nodes takes a while
+                if room:
+                    del self._handles[handle.number]
+                    _end(handle)
+                    self._recruited_s = 0.0  # at once
         elif self._refused is not None and not self._fit:
             raise self._refused
-        elif time.monotonic() - self._opened_s > limit_s:
+        elif now - self._opened_s > limit_s:
             raise SearchError(
                 f"no worker of the pool was ready within start_timeout_s={limit_s:g}; free are "
                 f"{ray.available_resources()}. Nothing is lost. {how_to_make_room()}"

@@ -299,6 +299,26 @@ def test_where_each_node_that_comes_has_other_code_no_more_are_asked_for(asked_o
     assert pool._wanted() == 2  # there is room for that
 
 
+def test_who_waits_for_room_is_not_replaced_and_who_may_be_stopped_is(asked_of_ray):
+    """Nobody knows which of the two it is, but where there is room nobody has to wait."""
+    pool = with_workers(0)
+    pool._parallel = 3
+    pool._handles[1] = _WorkerHandle(1, Deaf(), "greeting")
+    pool._check_start()
+    assert list(pool._handles) == [0, 1]
+    pool._handles[1].awaited_s -= 301.0
+    pool._avoided.add("other")
+    pool._check_start()
+    assert list(pool._handles) == [0, 1]  # the only node has no further room
+    pool._avoided.clear()
+    pool._handles[1].awaited_s -= 301.0
+    pool._check_start()
+    assert list(pool._handles) == [0]
+    pool._recruited_s = 0.0
+    pool._recruit()
+    assert len(asked_of_ray) == 2
+
+
 def test_more_memory_for_each_trial_than_any_host_has_is_refused(monkeypatch):
     """Else one trial after the other would run alone, and nobody would know why."""
     monkeypatch.setattr(ray, "nodes", lambda: nodes("a", "b"))
