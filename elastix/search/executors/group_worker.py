@@ -6,16 +6,24 @@ by forward recovery. Not here: what becomes of the trial when this actor dies (p
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import ray
 
 from elastix.config import CheckpointConfig, FailureConfig, RunConfig, ScalingConfig
-from elastix.data.audit import Audit
-from elastix.errors import ConfigError, ElastixError, QuorumLost, TooManyFailures, WorkerFailed
+from elastix.data.audit import Audit, audit
+from elastix.errors import (
+    ConfigError,
+    ElastixError,
+    QuorumLost,
+    StoreError,
+    TooManyFailures,
+    WorkerFailed,
+)
 from elastix.events import Event, Reported, WorkersMeasured
-from elastix.observe.journal import read_only
+from elastix.observe.journal import read, read_only
 from elastix.search.executors.executor import Ended, EndedKind, TrainFunction, Work
 from elastix.search.executors.in_process import Findings
 from elastix.search.executors.pool_worker import PoolWorker, Reports
@@ -75,7 +83,7 @@ class _Run:
         *,
         worker: str,
     ) -> Ended:
-        work = self._work
+        work, journal = self._work, journal_of(self._work, store)
         started_s, began = time.time(), time.monotonic()
         kind, trace = EndedKind.FINISHED, ""
         error: ElastixError | None = None
@@ -93,8 +101,7 @@ class _Run:
                 work.model_source, work.until_reports, self._watch, order_seed=work.order_seed
             )
             result = trial.fit()
-            self._found.results |= _before(journal_of(work, store), self._found.results)
-            self._epochs = _epochs(result.audit) or float(len(self._found.results))
+            self._add_up(journal, result.audit)
             kind = EndedKind.PAUSED if self._found.reason == "paused" else EndedKind.FINISHED
         except KeyboardInterrupt:
             kind = EndedKind.HALTED
@@ -106,6 +113,9 @@ class _Run:
             kind, error = EndedKind.LOST, raised
         except ElastixError as raised:
             kind, error = EndedKind.RAISED, raised
+        if kind in (EndedKind.HALTED, EndedKind.RAISED):
+            with suppress(StoreError):  # it may not have begun
+                self._add_up(journal, audit(read(journal)))
         return Ended(
             number=work.number,
             kind=kind,
@@ -122,6 +132,11 @@ class _Run:
             worker=worker,
             peak_bytes=int(self._peak),
         )
+
+    def _add_up(self, journal: Path, account: Audit) -> None:
+        """Its reports and its passes over the data, those of earlier runs of the trial as well."""
+        self._found.results |= _before(journal, self._found.results)
+        self._epochs = _epochs(account) or float(len(self._found.results))
 
     def _watch(self, events: Sequence[Event]) -> None:
         for event in events:

@@ -2,11 +2,14 @@
 
 import pytest
 
+from elastix.config import CheckpointConfig, FailureConfig, ScalingConfig
 from elastix.events import Reported, StateStored
 from elastix.observe.journal import Journal
-from elastix.search.executors.executor import Work
+from elastix.search.executors import group_worker
+from elastix.search.executors.executor import EndedKind, Work
 from elastix.search.executors.group_worker import _before, _Run
 from elastix.search.executors.pool_worker import Reports
+from tests.unit.data.test_audit import commit, opened
 from tests.virtual import state_of
 
 
@@ -39,3 +42,33 @@ def test_what_a_trial_had_reported_before_its_last_state_is_reported(tmp_path):
     assert _before(path, heard) == {0: {"score": 0.1}, 1: {"score": 0.25}}
     assert sorted(_before(path, {})) == [0, 1, 2, 3]  # its State was that of the last report
     assert _before(tmp_path / "none", {0: {"score": 1.0}}) == {}  # it began at the beginning
+
+
+class Halted:
+    """In place of a run that goes on from its State, and is halted when it has reported once."""
+
+    def __init__(self, train, *, run, **_):
+        self.run = run
+
+    def as_trial(self, source, until_reports, watch, **_):
+        self.watch = watch
+        return self
+
+    def fit(self):
+        self.run.directory.mkdir(parents=True)
+        before = [opened(length=4), commit(1, (0, 4)), reported(0, 0.1)]
+        now = [commit(2, (4, 8)), reported(1, 0.2)]
+        with Journal(self.run.directory / "journal.jsonl") as journal:
+            for event in (*before, *now):
+                journal.append(event)
+        self.watch(now)
+
+
+def test_of_a_trial_that_is_halted_all_that_it_has_done_counts(tmp_path, monkeypatch):
+    """One that rungs stop had cost no epochs, and had come as far as its last run alone."""
+    monkeypatch.setattr(group_worker, "ElasticTrainer", Halted)
+    work = Work(number=7, name="a-00007", config={}, seed=2)
+    settings = (ScalingConfig(), CheckpointConfig(), FailureConfig(), str(tmp_path))
+    ended = _Run(work, Reports(), lambda: True).carry_out(print, *settings, worker="w")
+    assert (ended.kind, ended.epochs) == (EndedKind.HALTED, 2.0)
+    assert ended.results == {0: {"score": 0.1}, 1: {"score": 0.2}}
