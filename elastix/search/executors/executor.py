@@ -99,6 +99,7 @@ class Ended:
         base_bytes: what that held when it began.
         reserved_bytes: what was kept free for it; 0: nothing in particular.
         alone: the executor can give it no more memory than it had.
+        spent: the process that ran it can compute nothing any more, as its GPU does nothing for it.
     """
 
     number: int
@@ -118,6 +119,7 @@ class Ended:
     base_bytes: int = 0
     reserved_bytes: int = 0
     alone: bool = True
+    spent: bool = False
 
 
 @runtime_checkable

@@ -81,11 +81,15 @@ def execute(
     memory = PeakMemory(device or torch.device("cpu"))
     with process_settings.kept(), outside_generators.kept(train):
         outcome = run_alone(train, work.config, settings, found.hear, device=device, halted=halted)
-    kind, peak = _kind(outcome), memory.read()
+    kind, summary, peak = _kind(outcome), _summary(outcome), memory.read()
+    failed = outcome.kind is OutcomeKind.DEVICE_FAILED
+    if failed:
+        summary = f"its GPU failed: {summary.splitlines()[0]}"
+    spent = failed or not _computes()
     _forget_compiled()
     if kind is EndedKind.STARVED and peak:
-        peak += refused_bytes(_summary(outcome))  # what it would have come to
-    if device is not None and device.type == "cuda":
+        peak += refused_bytes(summary)  # what it would have come to
+    if device is not None and device.type == "cuda" and not spent:
         let_go_of_memory()  # others may share it, and whoever is idle counts as holding nothing
     return Ended(
         number=work.number,
@@ -96,14 +100,25 @@ def execute(
         inherited=found.inherited,
         ignored=found.ignored,
         error=outcome.error,
-        summary=_summary(outcome),
+        summary=summary,
         traceback=outcome.traceback,
         started_s=started_s,
         finished_s=started_s + time.monotonic() - began,  # clocks are set
-        worker=worker,
+        worker="" if failed else worker,  # which did not die by itself
         peak_bytes=peak,
         base_bytes=memory.base,
+        spent=spent,
     )
+
+
+def _computes() -> bool:
+    """Whether GPUs do anything for this process, if it uses any: after most errors they do not."""
+    try:
+        if torch.cuda.is_initialized():
+            torch.cuda.synchronize()
+    except RuntimeError:
+        return False
+    return True
 
 
 def _forget_compiled() -> None:
@@ -116,6 +131,8 @@ def _forget_compiled() -> None:
 def _kind(outcome: Outcome) -> EndedKind:
     if outcome.kind is OutcomeKind.RAISED and out_of_memory(_summary(outcome)):
         return EndedKind.STARVED
+    if outcome.kind is OutcomeKind.DEVICE_FAILED:
+        return EndedKind.LOST
     return EndedKind.PAUSED if outcome.paused else EndedKind(outcome.kind)
 
 

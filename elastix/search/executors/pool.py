@@ -313,7 +313,8 @@ class Pool:
         if answer == GIVEN_BACK:  # whichever of the two answers is heard of first
             turns = [given.turn for given in handle.inhand if given.ref == ref]
             return self._given_back(handle, turns)
-        return [self._over(handle, answer)]
+        ended = self._over(handle, answer)
+        return [ended, *self._retire(handle)] if ended.spent else [ended]
 
     def _given_back(self, handle: _WorkerHandle, answer: Any) -> list[WorkReport | Ended]:  # noqa: ANN401
         """What was queued there and has not begun is as if it had never been given out."""
@@ -397,6 +398,18 @@ class Pool:
             )
             for place, given in enumerate(handle.inhand)
         ]
+
+    def _retire(self, handle: _WorkerHandle) -> list[WorkReport | Ended]:
+        """Its process can compute nothing any more: another takes its place, and what is queued."""
+        logger.warning(
+            "worker %d is replaced, as its GPU does nothing any more for its process",
+            handle.number,
+        )
+        del self._handles[handle.number]
+        self._packer.leave(handle.number)
+        _end(handle)
+        self._spawn()
+        return [Ended(number=g.work.number, kind=EndedKind.RETURNED) for g in handle.inhand]
 
     def _welcome(self, handle: _WorkerHandle, said: Hello) -> None:
         """A worker is ready."""

@@ -108,6 +108,7 @@ class PoolWorker(ABC):
         self._halted: set[int] = set()
         self._begun = 0  # the turn of the newest run
         self._given_back: set[int] = set()  # turns of runs that others have
+        self._spent = False  # see Ended
         self._turns = threading.Lock()
         self._at = "idle"
 
@@ -137,14 +138,16 @@ class PoolWorker(ABC):
             turn: by which this run is halted; a later one of the trial has another. They grow.
         """
         with self._turns:
-            if turn in self._given_back:
+            if turn in self._given_back or self._spent:
                 self._given_back.discard(turn)
                 return GIVEN_BACK
             self._begun = turn
         work: Work = pickle.loads(given)
         self._at = f"trial={work.number}"
         try:
-            return packed(self._carry_out(work, lambda: turn in self._halted))
+            ended = self._carry_out(work, lambda: turn in self._halted)
+            self._spent = ended.spent
+            return packed(ended)
         finally:
             self._reports.forget()
             self._halted.discard(turn)

@@ -113,7 +113,7 @@ def _cut(member: Member, error: BaseException) -> Outcome:
 
 def _failed(member: Member, error: BaseException) -> Outcome:
     """The train function, or what it computes on."""
-    if is_device_failure(error) and not member.settings.alone:
+    if is_device_failure(error):
         said = _said(error)
         logger.warning("worker %d is lost: %s", member.me, said)
         return Outcome(kind=OutcomeKind.DEVICE_FAILED, step=member.step, summary=said)

@@ -319,6 +319,24 @@ def test_who_waits_for_room_is_not_replaced_and_who_may_be_stopped_is(asked_of_r
     assert len(asked_of_ray) == 2
 
 
+def test_a_worker_whose_gpu_has_failed_is_replaced_and_what_it_had_in_hand_runs_elsewhere(
+    asked_of_ray,
+):
+    pool = with_workers(0, 1)
+    for number in range(3):
+        pool.submit(Work(number=number, name=f"a-{number:05d}", config={}, seed=2))
+    failed = pool._handles[0]
+    first, queued = failed.inhand
+    ended = Ended(number=0, kind=EndedKind.RAISED, spent=True)
+    over, back = pool._take(failed, first.ref, packed(ended))
+    assert (over.number, over.kind) == (0, EndedKind.RAISED)
+    assert (back.number, back.kind) == (queued.work.number, EndedKind.RETURNED)
+    assert list(pool._handles) == [1, pool._next - 1]
+    assert len(asked_of_ray) == 1
+    pool.submit(queued.work)
+    assert [given.work.number for given in pool._handles[1].inhand] == [1, 2]
+
+
 def test_more_memory_for_each_trial_than_any_host_has_is_refused(monkeypatch):
     """Else one trial after the other would run alone, and nobody would know why."""
     monkeypatch.setattr(ray, "nodes", lambda: nodes("a", "b"))

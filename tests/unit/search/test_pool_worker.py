@@ -15,7 +15,7 @@ from ray import cloudpickle
 
 from elastix.errors import ConfigError
 from elastix.search.executors.executor import Ended, EndedKind, Work, WorkReport
-from elastix.search.executors.pool_worker import LoneWorker, packed
+from elastix.search.executors.pool_worker import GIVEN_BACK, LoneWorker, packed
 from elastix.search.model_sources import StoreDirectory, StoredModelSource
 from elastix.state import Ref
 from elastix.train.record.provenance import Installation, installation
@@ -167,3 +167,35 @@ def test_a_worker_says_at_once_that_its_code_is_another_than_the_driver_s(
     said = pickle.loads(pickle.dumps(worker.hello(driver)))
     assert (said.refused is not None) == refused
     assert not refused or "(of worker 3) has elastix" in str(said.refused)
+
+
+ECC = "CUDA error: uncorrectable ECC error encountered\nCUDA kernel errors might be asynchronous."
+ASSERTED = "CUDA error: device-side assert triggered\nCompile with `TORCH_USE_CUDA_DSA`."
+
+
+@pytest.mark.parametrize(("says", "kind"), [(ECC, EndedKind.LOST), (ASSERTED, EndedKind.RAISED)])
+def test_where_a_gpu_does_nothing_any_more_no_further_trial_fails_of_that(
+    says: str, kind: EndedKind, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After such an error all that the process asks of CUDA raises it again."""
+
+    def raises() -> None:
+        raise torch.AcceleratorError(says)
+
+    def train(ctx: Any) -> None:
+        ctx.report(m=1.0)
+        monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+        monkeypatch.setattr(torch.cuda, "synchronize", raises)
+        raises()
+
+    worker = LoneWorker(0, cloudpickle.dumps(None), 1)
+    worker._unpickled = train
+    work = packed(Work(number=7, name="a", config={}, seed=2))
+    ended: Ended = pickle.loads(worker.run(work, 1))
+    assert (ended.kind, ended.spent) == (kind, True)
+    if kind is EndedKind.RAISED:
+        assert ended.results == {0: {"m": 1.0}}
+    else:
+        assert (ended.worker, ended.summary.partition(": ")[0]) == ("", "its GPU failed")
+        assert "\n" not in ended.summary
+    assert worker.run(work, 2) == GIVEN_BACK
