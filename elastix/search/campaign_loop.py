@@ -415,7 +415,7 @@ class Loop:
         self._book.say(TrialReported(trial=number, seq=seq, metrics=metrics))
         if case.role != "search" or (case.rung is not None and seq + 1 >= case.rung):
             return  # at a rung it is judged once it has paused, or ended: it runs until then
-        verdict = self._endings.judge(case, latest)
+        verdict = self._endings.judge_at(case, seq + 1, latest)
         if verdict is Verdict.PAUSE:
             self._advisers.promote(number)  # too late for that rung, and it is on its way already
         if verdict is Verdict.STOP and number in self._book.running:

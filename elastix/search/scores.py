@@ -23,15 +23,21 @@ def merged(results: Results) -> dict[str, Any]:
 
 
 class Latest:
-    """The last value of each metric of one trial, whose reports come one by one, in any order."""
+    """The last value of each metric of one trial, whose reports come one by one, in any order.
+
+    Attributes:
+        seq: place of the last report; -1 before any.
+    """
 
     def __init__(self, results: Results) -> None:
+        self.seq = -1
         self._found: dict[str, tuple[int, Any]] = {}  # with the place of its report
         for seq, metrics in results.items():
             self.add(seq, metrics)
 
     def add(self, seq: int, metrics: Mapping[str, Any]) -> None:
         """One more report."""
+        self.seq = max(self.seq, seq)
         for name, value in metrics.items():
             if value is not None and (name not in self._found or self._found[name][0] <= seq):
                 self._found[name] = seq, value

@@ -57,11 +57,13 @@ class Case:
         return TrialRow(self.trial, self.role, self.done)
 
     def report(self, seq: int, metrics: Mapping[str, Any]) -> Latest:
-        """One more of its reports; the last values of all of them."""
+        """One more of its reports; the last values of all up to it."""
         self._latest = self._latest or Latest(self.results)
         self.results[seq] = metrics
         self._latest.add(seq, metrics)
-        return self._latest
+        if seq == self._latest.seq:
+            return self._latest
+        return Latest({place: found for place, found in self.results.items() if place <= seq})
 
     def go_back(self) -> None:
         """It begins again from its last State, or from the beginning, and reports the rest anew."""

@@ -108,17 +108,22 @@ class Endings:
             case EndedKind.HALTED | EndedKind.RETURNED:
                 self._restart(case)
 
-    def judge(self, case: Case, latest: Latest | None = None) -> Verdict:
-        """Tell rungs how far it has come. They hear nothing before there is a score.
+    def judge(self, case: Case) -> Verdict:
+        """Tell rungs how far it has come. They hear nothing before there is a score."""
+        return self.judge_at(case, len(case.results), Latest(case.results))
+
+    def judge_at(self, case: Case, level: int, latest: Latest) -> Verdict:
+        """Likewise, of one of its reports; one that goes on from its State may lack those before.
 
         Args:
             case: of the trial.
-            latest: of its reports, if that is known; else all are looked at.
+            level: how many reports there are with that one.
+            latest: of them.
         """
-        reached = (latest or Latest(case.results)).losses(self._objectives)
+        reached = latest.losses(self._objectives)
         if reached is None:
             return Verdict.CONTINUE
-        return self._advisers.report(case.trial.number, len(case.results), reached)
+        return self._advisers.report(case.trial.number, level, reached)
 
     def stop(self, case: Case) -> None:
         """A trial that is paused does not go on."""

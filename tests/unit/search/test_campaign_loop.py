@@ -9,9 +9,11 @@ import pytest
 from elastix.config import Budget
 from elastix.errors import EveryTrialFailed, Full, NeverReported, OtherCode, SearchError
 from elastix.events import TrialEnded, TrialLost, TrialReported, TrialStarted
-from elastix.search.rungs import Asha, Median
+from elastix.search.executors.executor import Ended, EndedKind, WorkReport
+from elastix.search.rungs import Asha, Median, Verdict
 from elastix.search.trial import Suggestion, Trial, TrialState
 from elastix.search.trial_database import TrialDatabase, TrialRow
+from tests import virtual
 from tests.search_parts import Drawing
 from tests.virtual import Rig, Virtual, climbs, finishes
 
@@ -445,6 +447,46 @@ def test_median_stops_what_is_worse_than_most(tmp_path):
     assert all(1 < len(trial.results) < 6 and trial.scored for trial in stopped)
     best = max(trials, key=lambda trial: trial.config["x"])
     assert best.state is TrialState.FINISHED
+
+
+class Scripted(Virtual):
+    """Says one thing after the other: a group is lost, and the next goes on from its State."""
+
+    scores = (0.25, 0.5, 0.75, 1.0)
+
+    def __init__(self, *given):
+        super().__init__(*given)
+        reports = [
+            WorkReport(number=0, seq=seq, metrics={"score": score})
+            for seq, score in enumerate(self.scores)
+        ]
+        results = {report.seq: report.metrics for report in reports}
+        lost = Ended(number=0, kind=EndedKind.LOST, worker="w")
+        over = Ended(number=0, kind=EndedKind.FINISHED, results=results)
+        self.script = [*reports[:2], lost, *reports[2:], over]
+
+    def poll(self, timeout_s):
+        news = self.script.pop(0)
+        if isinstance(news, Ended):
+            del self.live[news.number]
+        return [news]
+
+
+def test_a_trial_that_goes_on_from_its_own_state_is_judged_by_how_far_it_has_come(
+    tmp_path, monkeypatch
+):
+    """Its later reports had counted as its first, and others were compared with these."""
+    heard = []
+
+    def report(self, number, level, losses):
+        heard.append((level, losses))
+        return Verdict.CONTINUE
+
+    monkeypatch.setattr(virtual, "Virtual", Scripted)
+    monkeypatch.setattr(Median, "report", report)
+    (trial,) = Rig(tmp_path, rungs=Median, slots=1).run(Budget(trials=1))
+    assert [found["score"] for found in trial.results] == list(Scripted.scores)
+    assert set(heard) == {(seq + 1, (-score,)) for seq, score in enumerate(Scripted.scores)}
 
 
 def test_the_median_rule_goes_on_after_a_restart_from_the_reports_in_the_book(
