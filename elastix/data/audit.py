@@ -199,7 +199,7 @@ def audit(events: Iterable[Event]) -> Audit:
             streams.setdefault(event.loader, _Stream(event))
         elif isinstance(event, Resumed):
             steps.go_back(event.step)
-            compared = [found for found in compared if found.step <= event.step]
+            compared = [found for found in compared if _stands(found, event)]
             for stream in streams.values():
                 stream.used.go_back(event.step)
                 stream.passed_over.go_back(event.step)
@@ -234,6 +234,11 @@ def audit(events: Iterable[Event]) -> Audit:
         state=state,
         diverged=diverged,
     )
+
+
+def _stands(found: ReplicasCompared, resumed: Resumed) -> bool:
+    """Whether a comparison counts yet: who differed after that very step begins from one State."""
+    return found.step < resumed.step or (found.step == resumed.step and found.equal)
 
 
 def _commit(event: StepCommitted, streams: dict[int, _Stream]) -> None:

@@ -32,7 +32,10 @@ NEVER = Flip(worker=1, tensor="1.bias", phase="bucket", step=9, byte=3)
 
 
 def train(ctx):
-    """With `equal_shares` each worker has slices in each step, also one that is slow."""
+    """With `equal_shares` each worker has slices in each step, also one that is slow.
+
+    A bit of the worker `parts_at_the_end` flips after the last step.
+    """
     if ctx.config.get("equal_shares"):
         Slices.measured = lambda *_: None
     width = ctx.config.get("width", 512)
@@ -53,6 +56,8 @@ def train(ctx):
             optimizer.step()
             optimizer.zero_grad()
             ctx.report(step=ctx.step)
+    if ctx.config.get("parts_at_the_end") == ctx.worker:
+        model[1].bias.data.view(torch.int32)[0] ^= 1
 
 
 def reads(ctx):
@@ -143,6 +148,15 @@ def test_what_the_guard_has_left_out_for_it_is_used(tmp_path):
     assert [event.step for event in of(Resumed, result)] == [0]
     quiet = run(tmp_path / "quiet", workers=1, **options)
     check(result, (final(quiet)[0], steps_of(quiet.events)))
+
+
+def test_it_may_flip_after_the_last_step_of_which_a_state_is_stored(tmp_path, quiet):
+    """All go back to that, and store it once more."""
+    result = run(tmp_path, every=STEPS, config={"parts_at_the_end": 1})
+    (found,) = of(ReplicasDiverged, result)
+    assert (found.step, found.apart, found.unseen) == (STEPS, (1,), True)
+    assert [(event.step, event.again) for event in of(Resumed, result)] == [(STEPS, 0)]
+    check(result, quiet)
 
 
 def test_two_bits_in_two_workers(tmp_path, quiet):

@@ -16,6 +16,7 @@ from elastix.event_records import from_record, to_record
 from elastix.events import (
     BatchShares,
     LoaderOpened,
+    ReplicasCompared,
     ReplicasDiverged,
     Resumed,
     RunStarted,
@@ -236,6 +237,20 @@ def test_replicas_that_only_the_sentinel_compared(watched, said):
     account = audit([*fits, opened(), commit(1, (0, 2), (2, 4))])
     assert str(account.replicas).startswith(said)
     assert account.replicas.equal is None
+
+
+def test_workers_that_differed_at_the_very_step_that_all_go_back_to_differ_no_more():
+    """A State of the last step was stored, and a bit flipped before the final one was."""
+    apart = ReplicasCompared(
+        step=1, occasion="final", workers=(0, 1), digest="", apart=(0, 1), parts=("model",)
+    )
+    events = [opened(), commit(1, (0, 2), (2, 4)), apart]
+    assert audit(events).replicas.equal is False
+    assert audit([*events, Resumed(step=1, ref="r")]).replicas.equal is None
+    equal = ReplicasCompared(step=1, occasion="final", workers=(2, 3), digest="d")
+    assert audit([*events, Resumed(step=1, ref="r"), equal]).replicas.equal
+    assert audit([*events, equal]).replicas.equal is False
+    assert audit([*events[:2], equal, Resumed(step=1, ref="r")]).replicas.equal
 
 
 def test_a_run_in_the_place_of_another_accounts_for_its_own():
