@@ -104,7 +104,7 @@ class RunState:
                 self.stored = event.step if event.ref else min(self.stored, event.step)
                 self.compared = {step for step in self.compared if step < event.step}
                 self.compared |= {event.step} if event.ref else set()  # all have begun from it
-                self.left_out = {step for step in self.left_out if step < event.step}
+                self.left_out = {step for step in self.left_out if step <= event.step}
                 self.parted, self.final = None, False
             case ResumedFromShadow():
                 if event.steps_lost:  # what it will send again is known, or void

@@ -176,3 +176,18 @@ def test_it_goes_back_to_no_state_of_which_it_is_not_known_whether_it_was_before
     assert state.sound == {4}
     state.take(Resumed(step=4, ref="r"))
     assert (state.sound, state.left_out) == (None, set())
+
+
+def test_nor_to_one_that_all_have_gone_back_to_since_without_what_was_left_out_after_it():
+    """All were lost, and began from State 8 anew, which has that in it or has it not."""
+    state = RunState()
+    state.take(stored(4, compared=True))
+    state.take(SamplesLeftOut(loader=0, spans=((0, 4),), step=8))
+    state.take(stored(8, compared=True))  # as the next batch was void
+    state.take(Resumed(step=8, ref="r"))
+    state.take(stored(12, compared=True))
+    assert state.compared == {4, 8, 12}
+    for step, sound in ((9, {4}), (13, {4, 12})):
+        parted = state.copy()
+        parted.take(Divergences(replaces=True).judge(said(step=step, unseen=True), ALL))
+        assert parted.sound == sound
