@@ -351,6 +351,15 @@ class GroupDriver:
         """Tell the worker that this shadow follows whether it can store States."""
         self._joiner.say_able(able)
 
+    def differs(self) -> None:
+        """This shadow was seen to hold something else than the group."""
+        self._joiner.differs()
+
+    @property
+    def equal(self) -> bool:
+        """Whether this shadow, as far as it was compared last, holds what the group does."""
+        return self._joiner.equal
+
     def await_succession(self) -> None:
         """Block until all members are lost and this shadow goes on in their place."""
         self._drive(self._protocol.succeed())

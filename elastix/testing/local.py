@@ -186,6 +186,7 @@ def run_local(
         first_step_s=0.0,
         shadows=shadows,
         in_parts=bool(crew),
+        exact=exact,
     )
     room = _Room(workers + spares + shadows, replace)
     kept = _Kept(store or directory / "store", restore or RestoreConfig())

@@ -231,6 +231,49 @@ def test_it_follows_while_the_group_finds_out_who_has_parted(tmp_path, tensor, p
 STORED = CheckpointConfig(every_steps=2, keep_last=None)
 
 
+@dataclass(frozen=True)
+class LateToDie:
+    """A train function whose shadow sees in the vote on step 9 that it differs.
+
+    Then all others die, before they have told it what they hold as a whole.
+    """
+
+    train: Callable[[elastix.Context], None]
+    folder: Path
+
+    def __call__(self, ctx: elastix.Context) -> None:
+        seen, checks = self.folder / "seen", ctx._member._steps.checks
+        matches = checks.matches
+
+        def look(held):
+            same = matches(held)
+            if same is False and ctx.step == 8:
+                seen.touch()
+            return same
+
+        def die(phase: str, number: int) -> None:
+            if phase == "boundary" and number == 9 and ctx.worker < 2:
+                while not seen.exists():
+                    time.sleep(0.005)
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        checks.matches = look
+        ctx.on_phase(die)
+        self.train(ctx)
+
+
+def test_an_exact_run_does_not_go_on_from_a_shadow_that_differs(tmp_path):
+    """A bit of its memory has flipped, and nobody else is left who has the State."""
+    flip = Flip(worker=2, tensor="conv1.weight", phase="batch", step=8)
+    doomed = with_kills(LateToDie(exact_programs.train, tmp_path), [flip])
+    result = run(tmp_path, doomed, checkpoint=STORED)
+    assert not resumptions(result.events)
+    assert len([event for event in result.events if isinstance(event, Resumed)]) == 1
+    causes = {e.worker: e.cause for e in result.events if isinstance(e, WorkerLost)}
+    assert causes == {0: "died", 1: "died", 2: "diverged"}
+    check(result, "convnet")
+
+
 @functools.cache
 def quiet_digests() -> dict[int, str]:
     """By step, of the States of the undisturbed run of one process."""

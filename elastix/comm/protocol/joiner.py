@@ -167,6 +167,12 @@ class Joiner:
         if self._catchup is not None:
             self._catchup.stream.ask_digest()
 
+    def differs(self) -> None:
+        """The State was seen to be another than the group's; a digest may say that it is not."""
+        self.equal = False
+        if self._catchup is not None:
+            self._catchup.equal = False
+
     def say_able(self, able: bool) -> None:
         """Tell the donor whether this shadow can store States."""
         if self._catchup is not None:

@@ -523,7 +523,7 @@ class Conductor:
         for event in events:
             self._write(event)
         if not events:
-            self._lose(worker, "behind", now)
+            self._lose(worker, "behind" if said.equal else "diverged", now)
 
     def _record(self, message: RecordEvents, now: float) -> None:
         for sequence, event in message.entries:

@@ -165,10 +165,12 @@ class Shadows:
         """The heir says where it is: what belongs into the journal; nothing if it is no use.
 
         It is of none if the stored State is newer, or if the journal lacks what it has not got
-        either. What the journal has beyond its State is void, and counted as lost.
+        either; of an exact run also if its State was found to differ. What the journal has beyond
+        its State is void, and counted as lost.
         """
         self._shadows.pop(worker, None)
-        if said.step < self._stored or said.since > run.sequence + 1:
+        differs = self._terms.exact and not said.equal
+        if differs or said.step < self._stored or said.since > run.sequence + 1:
             return []
         lost = max(0, run.step - said.step)
         resumed = ResumedFromShadow(

@@ -33,6 +33,7 @@ class RunTerms:
         first_step_s: see FailureDetector.
         shadows: further workers that follow the group and are not in it.
         in_parts: workers are several processes, which have a State in parts when theirs is lost.
+        exact: nobody goes on from a State that was found to differ.
     """
 
     founders: int
@@ -42,6 +43,7 @@ class RunTerms:
     first_step_s: float
     shadows: int = 0
     in_parts: bool = False
+    exact: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -144,6 +144,7 @@ class Controller(Shell):
             first_step_s=plan.failure.start_timeout_s,
             shadows=scaling.shadows,
             in_parts=bool(scaling.crew),
+            exact=plan.run.exact,
         )
         listeners = Events()
         if plan.metrics:

@@ -395,11 +395,13 @@ class StepCommits:
             self._copied_at = time.monotonic()
             self._driver.ask_digest()  # it has parted by rounding, and is copied anew
         able = self.checks.matches(held)
+        if able is False:
+            self._driver.differs()  # all others may be lost before a digest comes
         if able is None or able == self._able:
             return
         self._able = able
         self._driver.say_able(able)
-        if not able:
+        if not (able and self._driver.equal):
             self._driver.ask_digest()  # of all of it; if it differs, there is another one
 
     @property

@@ -51,6 +51,15 @@ def test_the_furthest_goes_on_and_of_two_the_older():
     assert levelled(9, 9).call(STORED) == 0
 
 
+def test_of_an_exact_run_none_goes_on_whose_state_was_found_to_differ():
+    for exact in (False, True):
+        shadows = Shadows(replace(terms(1), exact=exact))
+        shadows.level(0, 9)
+        assert shadows.call(STORED) == 0
+        events = shadows.succeeded(0, said(9, equal=False), run(9, 20))
+        assert [event.equal for event in events] == ([] if exact else [False])
+
+
 def test_all_are_heard_before_one_of_several_goes_on():
     shadows = levelled(7, 9)
     roster = Roster(0)
