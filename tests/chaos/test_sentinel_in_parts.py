@@ -188,6 +188,16 @@ def test_of_two_one_may_die_before_anybody_knows_which_is_right(tmp_path, quiet)
     check(result, quiet)
 
 
+def test_two_workers_of_which_nobody_can_say_who_is_right_begin_anew(tmp_path):
+    """No State is stored. It is found at once, as all of a small State is compared in each step."""
+    config = {"width": 16}
+    flip = Flip(worker=1, tensor="4.weight", phase="bucket", step=3, byte=3)
+    result = run(tmp_path / "run", flip, workers=2, config=config)
+    assert [(event.step, event.apart) for event in of(ReplicasDiverged, result)] == [(3, (0, 1))]
+    assert [(event.step, event.again) for event in of(Resumed, result)] == [(0, 3)]
+    assert final(result)[0] == final(run(tmp_path / "quiet", workers=1, config=config))[0]
+
+
 def test_who_is_left_alone_may_be_the_one_whose_bit_has_flipped(tmp_path):
     """Though all of a small State is compared in each step."""
     config = {"width": 16}

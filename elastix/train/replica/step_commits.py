@@ -582,7 +582,10 @@ class StepCommits:
         found = compare_kinds(self.step, "step", held)
         workers = tuple(sorted(held))
         if found is not None and not found.equal:
-            self._part(workers, found.apart, found.parts, diverged(found), unseen=self._unseen)
+            # Where nobody can say who is right, no more can be said of what they have stored alone.
+            undecided = self._settings.exact and len(found.apart) == len(workers)
+            unseen = self._unseen or undecided
+            self._part(workers, found.apart, found.parts, diverged(found), unseen=unseen)
         elif self._settings.exact and (self._unseen or found is None):
             # It was somebody who has been lost since; or the only one who is left.
             gone = [voter for voter in voters if voter not in held]
