@@ -538,6 +538,8 @@ class Conductor:
     def _diverged(self, said: Diverged, now: float) -> None:
         """Workers hold different States: what most hold stands, or what was stored."""
         verdict = None if self._going_back else self._divergences.judge(said, self._workers)
+        if self._going_back and not self._divergences.goes_back:
+            self._differ = self._differ or said  # by one that came in as all others were lost
         if isinstance(verdict, ElastixError):
             if said.unseen:  # nor does the next run go on from what was stored since
                 self._write(as_event(said, "went back"))

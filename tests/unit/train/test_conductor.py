@@ -1337,6 +1337,38 @@ def test_who_was_told_something_else_does_not_found_the_group_anew(anew):
     )
 
 
+def test_one_that_came_in_as_all_others_were_lost_may_say_that_they_had_parted():
+    """Nobody else is left who would. That it has come in is heard last of all."""
+    world = World(2)
+    world.play(20.0)
+    world.kill(1)
+    conductor, late, say = world.conductor, [], world._say
+
+    def say_late(worker, message):
+        if worker > 1 and isinstance(message, Entered):
+            late.append(worker)
+        else:
+            say(worker, message)
+
+    world._say = say_late
+    while not late:
+        world.play(world.now + 0.01)
+    (joiner,), now, newest = late, world.now, conductor.membership
+    conductor.died(0, now)
+    conductor.tick(now)
+    assert conductor.phase is Phase.GOING_BACK
+    conductor.hear(joiner, Entered(newest.generation), now)
+    assert conductor.holders == {joiner}
+    found = {"workers": (0, joiner), "apart": (0, joiner), "parts": ("model",)}
+    step, error = conductor.state.step, ReplicasDiffer("they differ")
+    conductor.hear(joiner, Diverged(step=step, error=error, unseen=True, **found), now)
+    conductor.judge(now)
+    actions = conductor.went_back(Resumed(step=3, ref="stored"), now)
+    written = [action.event for action in actions if isinstance(action, Write)]
+    assert Resumed in map(type, written)
+    assert joiner not in conductor.workers
+
+
 def goes_on_from_parts(world):
     """All workers are lost, and processes of theirs hold the State after the last step."""
     conductor = world.conductor
