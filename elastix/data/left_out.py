@@ -32,6 +32,13 @@ class LeftOut:
                 self._told = [(min(step, event.step), one) for step, one in self._told]
             self._parted = False
 
+    def after(self, event: Event) -> dict[int, tuple[Span, ...]]:
+        """By loader, the positions that stand when this is told as well."""
+        then = LeftOut()
+        then._told, then._parted = [*self._told], self._parted
+        then.take(event)
+        return then.spans
+
     @property
     def told(self) -> list[SamplesLeftOut]:
         """The events by which something is still left out, in order."""

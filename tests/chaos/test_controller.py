@@ -5,6 +5,7 @@ On a real Ray. Laws: exactly once, nothing rolled back that need not be, nobody 
 
 import functools
 import json
+import math
 import os
 import resource
 import signal
@@ -23,6 +24,7 @@ from elastix.events import (
     GenerationFormed,
     Resumed,
     RunEnded,
+    SamplesLeftOut,
     StateStored,
     StepCommitted,
     StopAsked,
@@ -84,7 +86,7 @@ def trainer(store, train=paced, workers=2, **options):
         config=options.pop("config", CONFIG),
         scaling=elastix.ScalingConfig(num_workers=workers, cpus_per_worker=0.5),
         run=elastix.RunConfig(name="chaos", store=str(store), **options.pop("run", {})),
-        checkpoint=EVERY_5,
+        checkpoint=options.pop("checkpoint", EVERY_5),
         quiet=True,
         **options,
     )
@@ -372,6 +374,59 @@ def test_controller_and_all_workers_killed_while_another_one_catches_up(
     assert len(events_of(tmp_path, Resumed)) == resumed
     steps = [event.step for event in events_of(tmp_path, StepCommitted)]
     assert resumed or len(steps) == len(set(steps))
+    nobody_left(tmp_path)
+
+
+def poisoned(marks: Path, ctx):
+    """A batch counts on nobody. Worker 2 comes before that, and stays below `prepare` until `go`.
+
+    The others wait in the fourth step until it has come, and for ever after the batch.
+    """
+    if ctx.worker == 2:
+        (marks / "comes").touch()
+        until((marks / "go").exists)
+
+    def look(phase, _):
+        if phase == "batch" and ctx.worker < 2 and ctx.step in (3, 7):
+            until((marks / ("comes" if ctx.step == 3 else "never")).exists)
+
+    ctx.on_phase(look)
+    model, optimizer, dataset = trainables.make(ctx.config)
+    dataset.tensors[0][190] = math.nan
+    model, optimizer = ctx.prepare(model, optimizer)
+    for x, y in next(ctx.loader(dataset, batch_size=30, shuffle=False).epochs(1)):
+        F.cross_entropy(model(x), y).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+@pytest.mark.timeout(400)
+def test_who_was_started_before_samples_were_left_out_does_not_found_the_group_anew(
+    cluster, tmp_path
+):
+    """Controller and all who have the State die. It would draw the batch, and the others not."""
+    marks = tmp_path / "marks"
+    marks.mkdir()
+    failure = elastix.FailureConfig(guard=elastix.Guard())
+    options = {"failure": failure, "checkpoint": elastix.CheckpointConfig()}
+    train = functools.partial(poisoned, marks)
+    thread, box = in_background(trainer(tmp_path, train, workers=(1, 2), **options).fit)
+    until(lambda: steps_taken(tmp_path) >= 3)
+    pids = {event.worker: event.pid for event in events_of(tmp_path, WorkerStarted)}
+    os.kill(pids[1], signal.SIGKILL)
+    until(lambda: steps_taken(tmp_path) >= 7)
+    for pid in (controller_pid(tmp_path), pids[0]):
+        os.kill(pid, signal.SIGKILL)
+    until(lambda: events_of(tmp_path, Resumed))
+    (marks / "go").touch()
+    thread.join(200)
+    assert "error" not in box, repr(box.get("error"))
+    account = box["result"].audit
+    assert account.exact, str(account)
+    (left_out,) = account.loaders[0].left_out
+    assert left_out[0] <= 190 < left_out[1] == left_out[0] + 30
+    assert len(events_of(tmp_path, SamplesLeftOut)) == 1
+    assert 2 not in {w for e in events_of(tmp_path, GenerationFormed) for w in e.members}
     nobody_left(tmp_path)
 
 

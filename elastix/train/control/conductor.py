@@ -120,7 +120,7 @@ class Conductor:
         self._ticked = float("inf")  # when it was told last that time has passed
         self._finished = False
         self._interruption = Interruption()
-        self._going_back = False
+        self._going_back = self._anew = False
         self._all_go = False
         self.founder: int | None = None
         self._divergences = Divergences(replaces=terms.failure.replace)
@@ -388,10 +388,11 @@ class Conductor:
 
         If it is held in parts, by those who hold them: as the next worker, and as long as it is
         alone nobody else can found the group. Nothing is given up if a joiner has come in: what it
-        was given it may have said after all others were lost. With `anew` not even who is about to
-        start is of use: it was told something else than those who are started from now on.
+        was given it may have said after all others were lost. With `anew`, this time or since
+        the last, not even who is about to start is of use: it was told something else than others.
         """
         apart, self._going_back = self._divergences.goes_back, False
+        self._anew = self._anew or anew
         if not apart and self._roster.holders:
             self._push(self._roster.doubt(self._roster.newest.generation))
             return self._done()
@@ -403,8 +404,8 @@ class Conductor:
         if heir is not None:
             self._push(self._roster.start_over(heir))
             return self._done()
-        self.founder = self._next_worker if stored.held else None
-        self._clear_out(all_of_them=stored.held or anew)
+        self._clear_out(all_of_them=stored.held or self._anew)
+        self.founder, self._anew = self._next_worker if stored.held else None, False
         self._write(stored)
         self._push(self._roster.start_over(founders=1 if stored.held else self._terms.founders))
         self._fill(now)
@@ -537,9 +538,9 @@ class Conductor:
 
     def _diverged(self, said: Diverged, now: float) -> None:
         """Workers hold different States: what most hold stands, or what was stored."""
-        verdict = None if self._going_back else self._divergences.judge(said, self._workers)
         if self._going_back and not self._divergences.goes_back:
             self._differ = self._differ or said  # by one that came in as all others were lost
+        verdict = None if self._going_back else self._divergences.judge(said, self._workers)
         if isinstance(verdict, ElastixError):
             if said.unseen:  # nor does the next run go on from what was stored since
                 self._write(as_event(said, "went back"))

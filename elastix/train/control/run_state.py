@@ -7,6 +7,7 @@ from elastix.events import (
     Event,
     GenerationFormed,
     ProcessorsDiffer,
+    ReplicasCompared,
     ReplicasDiverged,
     Resumed,
     ResumedFromShadow,
@@ -54,6 +55,8 @@ class RunState:
         left_out: steps after which the guard has left samples out.
         final: the train function has come to its end: the State is stored for good.
         parted: workers were found to hold different States, and all are to go back for it.
+        unjudged: they were when States were compared at a boundary, and nothing was said to that.
+            In an exact run this is.
         stopping: why the run was asked to end; empty if it was not.
         crews: by worker that is several processes, the node and the number of each; of those that
             are at work.
@@ -81,6 +84,7 @@ class RunState:
     left_out: set[int] = field(default_factory=set)
     final: bool = False
     parted: ReplicasDiverged | None = None
+    unjudged: ReplicasDiverged | None = None
     stopping: str = ""
     crews: dict[int, set[tuple[str, int]]] = field(default_factory=dict)
     crews_lost: set[tuple[str, int]] = field(default_factory=set)
@@ -105,7 +109,7 @@ class RunState:
                 self.compared = {step for step in self.compared if step < event.step}
                 self.compared |= {event.step} if event.ref else set()  # all have begun from it
                 self.left_out = {step for step in self.left_out if step <= event.step}
-                self.parted, self.final = None, False
+                self.parted, self.unjudged, self.final = None, None, False
             case ResumedFromShadow():
                 if event.steps_lost:  # what it will send again is known, or void
                     self.sequence = event.sequence - 1
@@ -145,8 +149,17 @@ class RunState:
                 self.left_out.add(event.step)
             case StateDropped():
                 self.compared.discard(event.step)
+            case ReplicasCompared() if not event.equal:
+                self.unjudged = ReplicasDiverged(
+                    step=event.step,
+                    workers=event.workers,
+                    apart=event.apart,
+                    parts=event.parts,
+                    cure="went back",
+                    unseen=True,
+                )
             case ReplicasDiverged() if event.cure == "went back":
-                self.parted = event
+                self.parted, self.unjudged = event, None
                 # What any of them holds is of no use, even if nobody comes to end it.
                 self.out |= self.started
                 self.members, self.called, self.founding = set(), set(), set()
@@ -233,6 +246,9 @@ class RunState:
         # Others may have gone on without these, and the old one may not have come to end them, or
         # to tell them.
         outdated = {one.worker for one in found if one.holder} - self.called
+        # What is left out stands in the State. Of those who found the group anew each must know it.
+        stateless = {one.worker for one in found if not (one.holder or one.shadow)} - self.founding
+        outdated |= {one.worker for one in found if one.misinformed} & stateless
         present = [one for one in found if one.worker not in self.out | outdated]
         founders = [one for one in present if one.worker in self.founding]
         holders = [one for one in present if one.holder]

@@ -59,6 +59,7 @@ class Found:
         operation: number of its next one; negative without a State.
         lifeline: see Started.
         noticed: it had notice to leave, of which the conductor that is gone may have heard alone.
+        misinformed: when it was started other samples were left out than are now.
     """
 
     worker: int
@@ -73,6 +74,7 @@ class Found:
     operation: int = -1
     lifeline: str = ""
     noticed: bool = False
+    misinformed: bool = False
 
 
 @dataclass

@@ -37,7 +37,7 @@ from elastix.config import (
 )
 from elastix.data import leaving
 from elastix.errors import ElastixError, Interrupted, OtherCode, StoreError, TrainError
-from elastix.events import Event, Events
+from elastix.events import Event, Events, Resumed
 from elastix.observe.ray_metrics import Metrics
 from elastix.store import Store
 from elastix.train.control.actions import Vacated
@@ -60,7 +60,7 @@ from elastix.train.on_ray.worker_handle import WorkerHandle
 from elastix.train.record.conductor_shell import Shell
 from elastix.train.record.pickled_function import TRAIN, read_code
 from elastix.train.record.provenance import Installation, installation, warn_of_other
-from elastix.train.record.start_or_resume import begin, going_back, take_up
+from elastix.train.record.start_or_resume import begin, take_up
 from elastix.train.replica.link import Life, Settings
 from elastix.train.replica.model_source import ModelSource
 
@@ -257,7 +257,6 @@ class Controller(Shell):
         again = again and bool(self._log.count)
         if again:
             take_up(self._checkpoints, settings)
-            settings = going_back(settings)
         else:
             begun, settings = begin(self._checkpoints, settings, plan.restore)
         self._settings = settings
@@ -266,13 +265,17 @@ class Controller(Shell):
                 self._fail(TrainError(f"the run had failed: {ended.message}"))
             return False
         if again:
+            stored = self._take_up()
             # While no one is in hand their calls are turned away, and they call again.
             found = takeover.take_stock(
-                plan.run_id, self._rendezvous.address, plan.failure.hang_timeout_s
+                plan.run_id,
+                self._rendezvous.address,
+                self._settings.left_out,
+                plan.failure.hang_timeout_s,
             )
         with self._lock:
             if again:
-                self._take_over(*found)
+                self._take_over(*found, stored)
             else:
                 self._do(self._conductor.begin([plan.opening, *begun]))
             self._begun = True
@@ -281,7 +284,9 @@ class Controller(Shell):
             self._look_for_room()
         return True
 
-    def _take_over(self, actors: dict[int, Any], present: Sequence[Presence]) -> None:
+    def _take_over(
+        self, actors: dict[int, Any], present: Sequence[Presence], stored: Resumed
+    ) -> None:
         """Go on with the workers of the controller that was killed."""
         for one in present:
             actor = actors[one.process]
@@ -293,7 +298,7 @@ class Controller(Shell):
         known = [*actors] if not self._settings.crew else [one.worker for one in present]
         state = self._log.state.copy()
         now = time.monotonic()
-        self._do(self._conductor.take_over(state, found, known, self._stored(), now))
+        self._do(self._conductor.take_over(state, found, known, stored, now))
         self._places = {process: self._places[process] for process in self._handles}
         self._take_slots_over()
         for one in present:
@@ -328,6 +333,7 @@ class Controller(Shell):
                 operation=one.operation,
                 lifeline=one.lifeline,
                 noticed=one.noticed,
+                misinformed=one.left_out != self._settings.left_out,
             )
             for one in present
         ]

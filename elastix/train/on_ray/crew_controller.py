@@ -215,6 +215,7 @@ class CrewController(CrewShell, Controller):
                 ready=places[0].ready,
                 holder=all(one.holder for one in places),
                 noticed=any(one.noticed for one in places),
+                misinformed=any(one.left_out != self._settings.left_out for one in places),
             )
             for worker, places in whole.items()
         ]

@@ -10,6 +10,7 @@ import contextlib
 import logging
 import secrets
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from ray.util.placement_group import PlacementGroup, remove_placement_group
 
 from elastix.comm.network.door import Address
 from elastix.errors import Conflict
+from elastix.events import Span
 from elastix.train.on_ray.placement import Slot, groups_named
 
 logger = logging.getLogger(__name__)
@@ -47,6 +49,7 @@ class Presence:
         operation: number of its next one; negative without a State.
         lifeline: see the module of that name.
         noticed: it had notice to leave.
+        left_out: what it goes by; see Settings.
     """
 
     process: int
@@ -65,6 +68,7 @@ class Presence:
     operation: int
     lifeline: str
     noticed: bool
+    left_out: Mapping[int, tuple[Span, ...]]
 
 
 def run_id(store: str, name: str) -> str:
@@ -111,17 +115,20 @@ def find_workers(run: str) -> dict[int, Any]:
 
 
 def take_stock(
-    run: str, address: tuple[str, int], timeout_s: float
+    run: str,
+    address: tuple[str, int],
+    left_out: Mapping[int, tuple[Span, ...]],
+    timeout_s: float,
 ) -> tuple[dict[int, Any], list[Presence]]:
     """Tell every living process where its new controller meets them; who answers is present.
 
-    Who does not answer in time is ended.
+    One that has not begun yet goes by that `left_out`. Who does not answer in time is ended.
 
     Returns:
         All that were found, by number, and what those said that answered.
     """
     actors = find_workers(run)
-    asked = {actor.adopt.remote(address): process for process, actor in actors.items()}
+    asked = {actor.adopt.remote(address, left_out): process for process, actor in actors.items()}
     answered, _ = (
         ray.wait(list(asked), num_returns=len(asked), timeout=timeout_s) if asked else ([], [])
     )

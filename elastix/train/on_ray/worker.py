@@ -28,7 +28,7 @@ from elastix.comm.thread_safe_inbox import ThreadSafeInbox
 from elastix.config import ProfileConfig
 from elastix.data.leaving import leave
 from elastix.errors import QuorumLost
-from elastix.events import Event
+from elastix.events import Event, Span
 from elastix.frozen_imports import import_frozen
 from elastix.store import Store, StoreServer
 from elastix.train.control.messages import (
@@ -233,6 +233,7 @@ class _Life:
         self.inbox = ThreadSafeInbox()
         self.disbanded = False
         self.founds = False
+        self.left_out: Mapping[int, tuple[Span, ...]] | None = None  # as was told first
         self.device = ""
         self.link: ControllerLink | None = None
         self.member: Member | None = None
@@ -318,10 +319,19 @@ class Worker:
                 life.member.saver.tell(message)
 
     @ray.method(concurrency_group="control")
-    def adopt(self, address: tuple[str, int]) -> Presence:
-        """There is a new controller, whose Rendezvous is there. What it needs to know."""
+    def adopt(self, address: tuple[str, int], left_out: Mapping[int, tuple[Span, ...]]) -> Presence:
+        """There is a new controller, whose Rendezvous is there. What it needs to know.
+
+        Args:
+            address: of that.
+            left_out: what to go by if this process has not begun; its call to `run` may be on the
+                way from the controller before.
+        """
         self._address = address
-        life = self._lives.get(self._now, _Life())
+        life = self._life(self._now) if self._now >= 0 else _Life()
+        with self._news:
+            if life.left_out is None:
+                life.left_out = left_out
         member = life.member  # after that: see _train
         # Another controller takes none for the founder; so this process would go on from a State
         # of which the journal knows nothing.
@@ -344,6 +354,7 @@ class Worker:
             operation=member.call[0] if member is not None else -1,
             lifeline=self.lifeline,
             noticed=self._noticed,
+            left_out=life.left_out,
         )
 
     @ray.method(concurrency_group="outcome")
@@ -370,6 +381,10 @@ class Worker:
         if mine.outcome is not None:
             return
         self._now, self._place, mine.founds = life.worker, life.place, life.founds
+        with self._news:
+            if mine.left_out is None:
+                mine.left_out = life.settings.left_out
+        life = replace(life, settings=replace(life.settings, left_out=mine.left_out))
         try:
             outcome = self._train(life, mine)
         except BaseException as error:  # noqa: BLE001 - the border of the process: all is reported

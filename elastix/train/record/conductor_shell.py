@@ -44,7 +44,7 @@ from elastix.train.control.conductor import Conductor
 from elastix.train.control.messages import Diverged, ToWorker
 from elastix.train.control.terms import RunTerms
 from elastix.train.record.logbook import Logbook
-from elastix.train.record.start_or_resume import going_back, paused_step
+from elastix.train.record.start_or_resume import paused_step
 from elastix.train.replica.link import Settings
 
 logger = logging.getLogger(__name__)
@@ -102,7 +102,7 @@ class Shell(ABC):
             journaled=lambda: self._log.state.step,
             sync=self._log.sync,
             fail=self._fail,
-            parted=self._parted if settings.exact and settings.compares_steps else None,
+            parted=self._parted if settings.goes_back else None,
         )
         self._checkpoints = Checkpoints(store, settings.run, settings.checkpoint, outlets)
 
@@ -181,7 +181,10 @@ class Shell(ABC):
             )
 
     def _stored(self) -> Resumed:
-        """Where the run goes on from if nobody has the State; what is unsound is dropped."""
+        """Where the run goes on from if nobody has the State; what is unsound is dropped.
+
+        Workers are told from now on what is left out then: the guard may have left out more since.
+        """
         state = self._log.state
         if state.sound is not None:
             last, dropped = self._checkpoints.go_back_to(state.sound)
@@ -195,9 +198,20 @@ class Shell(ABC):
                 step, ref = paused, ""
         again = 0 if state.sound is None else state.step - step
         found = Resumed(step=step, ref=ref, again=again)
-        if state.parted is not None:
-            self._settings = going_back(self._settings, found)
+        self._settings = replace(self._settings, left_out=self._log.left_out.after(found))
         return found
+
+    def _take_up(self) -> Resumed:
+        """The shell that led the run was killed: where it goes on from if nobody has the State.
+
+        It may have been so when it had said that States differ, and no more than that. Whoever held
+        another one may be dead, and nobody would find it again.
+        """
+        with self._lock:
+            unjudged = self._log.state.unjudged
+            if unjudged is not None and self._settings.goes_back:
+                self._emit(unjudged)
+            return self._stored()
 
     def _go_back(self) -> None:
         """The last worker with the State is lost: found the group anew, from the furthest State."""
@@ -208,9 +222,8 @@ class Shell(ABC):
             self._settings.run,
         )
         self._checkpoints.give_up()
-        settings = going_back(self._settings)
         with self._lock:
-            before, self._settings = self._settings.left_out, settings
+            before = self._settings.left_out
             self._do(self._conductor.judge(time.monotonic()))
             try:
                 stored = self._stored()

@@ -14,6 +14,7 @@ from collections import deque
 from pathlib import Path
 from typing import Any
 
+from elastix.data.left_out import LeftOut
 from elastix.events import Event, Events, RunEnded, RunStarted
 from elastix.observe import journal
 from elastix.observe.journal import Journal
@@ -33,11 +34,13 @@ class Logbook:
     Attributes:
         count: events since the opening.
         state: what they come to for whoever leads the run.
+        left_out: which samples are, by all events of the journal.
     """
 
     def __init__(self, listeners: Events) -> None:
         self.count = 0
         self.state = RunState()
+        self.left_out = LeftOut()
         self._newest: deque[Event] = deque(maxlen=KEPT)
         self._end = 0  # of what is read or written, in bytes of the file
         self._places: list[int] = []  # where every KEPT-th event begins
@@ -62,6 +65,7 @@ class Logbook:
         ours = False
         for event, sequence, end in journal.read_placed(path) if path.exists() else ():
             self._progress.add(event)
+            self.left_out.take(event)
             ours = ours or (isinstance(event, RunStarted) and event.t == opening.t)
             if ours:
                 self._take(event, sequence, end)
@@ -90,6 +94,7 @@ class Logbook:
         self._journal.append(event, sequence)
         self._listeners.emit(event)
         self._progress.add(event)
+        self.left_out.take(event)
         self._take(event, sequence, self._journal.size)
 
     def _take(self, event: Event, sequence: int | None, end: int) -> None:

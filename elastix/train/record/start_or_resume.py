@@ -8,6 +8,7 @@ from elastix.data.left_out import KINDS, LeftOut
 from elastix.errors import ConfigError, NotFound
 from elastix.events import (
     Event,
+    ReplicasCompared,
     Resumed,
     RunStarted,
     SamplesLeftOut,
@@ -20,7 +21,7 @@ from elastix.train.checkpoint.coordinator import Checkpoints
 from elastix.train.control.run_state import RunState
 from elastix.train.replica.link import Settings
 
-_OF_STATES = (StateStored, StateDropped, *KINDS)
+_OF_STATES = (StateStored, StateDropped, ReplicasCompared, *KINDS)
 
 
 def begin(
@@ -47,7 +48,7 @@ def begin(
             "Nothing was started. Restore the journal from a backup, or give the run another name."
         )
     before = [*journal.read_only(path, *_OF_STATES)]
-    told = _unsound(checkpoints, before)
+    told = _unsound(checkpoints, before, goes_back=settings.goes_back)
     last = checkpoints.last()
     start = wanted.step if wanted.step is not None else (last.step if last else 0)
     leave_out = wanted.leave_out
@@ -95,23 +96,15 @@ def paused_step(settings: Settings) -> int:
     return 0 if state is None else int(state.meta["step"])
 
 
-def _unsound(checkpoints: Checkpoints, before: Iterable[Event]) -> list[Event]:
-    """What a run that was killed did not come to drop, when it was to go back from it."""
+def _unsound(checkpoints: Checkpoints, before: Iterable[Event], *, goes_back: bool) -> list[Event]:
+    """What a run that was killed did not come to say, and to drop, when States had differed."""
     state = RunState()
+    told: list[Event] = []
     for event in before:
         state.take(event)
-    return [] if state.sound is None else [*checkpoints.go_back_to(state.sound)[1]]
-
-
-def going_back(settings: Settings, stored: Resumed | None = None) -> Settings:
-    """For workers that begin at a stored State again, in a run that goes on.
-
-    The State may be older than what the guard has left out since.
-
-    Args:
-        settings: as they were.
-        stored: where to, if the journal is yet to be told of that.
-    """
-    told = journal.read_only(settings.directory / "journal.jsonl", *KINDS)
-    untold = () if stored is None else (stored,)
-    return replace(settings, left_out=LeftOut((*told, *untold)).spans)
+    if goes_back and state.unjudged is not None:
+        told.append(state.unjudged)
+        state.take(state.unjudged)
+    if state.sound is not None:
+        told += checkpoints.go_back_to(state.sound)[1]
+    return told

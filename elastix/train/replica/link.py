@@ -142,6 +142,11 @@ class Settings:
         return self.sentinel and not (self.alone or self.crew or self.exchange.diloco)
 
     @property
+    def goes_back(self) -> bool:
+        """Whether all do if States differ that are compared at a boundary; else the run ends."""
+        return self.exact and self.compares_steps
+
+    @property
     def may_void(self) -> bool:
         """Whether a step may turn out void."""
         return self.rewinds_exactly or self.compares_steps or self.computes_again

@@ -11,14 +11,24 @@ of the groups between.
 """
 
 from collections import deque
+from dataclasses import replace
 
 from elastix.comm.protocol import wants
 from elastix.comm.protocol.membership import Membership
 from elastix.comm.protocol.participant import Fenced, Joined
 from elastix.comm.protocol.wants import Await, Failed
 from elastix.config import FailureConfig
+from elastix.data.left_out import LeftOut
 from elastix.errors import QuorumLost, ReplicasDiffer
-from elastix.events import ReplicasDiverged, Resumed, RunStarted, StateStored, StepCommitted
+from elastix.events import (
+    ReplicasCompared,
+    ReplicasDiverged,
+    Resumed,
+    RunStarted,
+    SamplesLeftOut,
+    StateStored,
+    StepCommitted,
+)
 from elastix.train.control.actions import (
     EndWorker,
     KillWorker,
@@ -76,6 +86,7 @@ class LedWorker(Worker):
         self.heeded = None  # the last thing that somebody has heeded
         self.dismissed: QuorumLost | None = None
         self.era = None
+        self.left_out = simulation.left_out  # as it was told when it was started
         self.step_number = 0
         self.history: tuple = ()  # what each step that counts was, by number
         self.used: tuple = ()
@@ -169,11 +180,14 @@ class LedSimulation(Simulation):
         shadows: int = 0,
         stops: bool = False,
         flips: int = 0,
+        voids: int = 0,
         **broken,
     ) -> None:
-        self.takeovers_left, self.flips_left = takeovers, flips
+        self.takeovers_left, self.flips_left, self.voids_left = takeovers, flips, voids
         self.stops = stops
+        self.left_out: dict = {}  # of what workers are told that are started now
         self.unsound: set = set()  # eras of what is given up, as workers have parted in them
+        self.suspect: set = set()  # eras in which they have, as the journal has it and no more
         self.stopped_at: int | None = None  # the last step in the journal when it was to stop
         self.wanted: dict = {}  # States that are stored as soon as the journal has their steps
         self.failure = FailureConfig(
@@ -253,20 +267,7 @@ class LedSimulation(Simulation):
             self.note(f"journal {number}: {event}")
         self.journal.append((event, number))
         if isinstance(event, StepCommitted):
-            _, history, _, era = self.told[id(event)]
-            if era in self.unsound:
-                raise Violation(f"{event} was computed from what is given up")
-            if event.step != len(self.standing) + 1:
-                raise Violation(f"step {event.step} comes after {len(self.standing)}")
-            if list(history[:-1]) != self.standing:
-                raise Violation(f"two histories: {event} has another before it than the journal")
-            self.standing = list(history)
-            for worker in self.workers:
-                self.wake(worker)
-            if not self.choose(6):
-                self.store(self.told[id(event)][2], "every")
-            elif list(history) in self.wanted.values():
-                self.store(self.told[id(event)][2], "notice")
+            self.step_taken(event)
         elif isinstance(event, Resumed):
             if self.parted:
                 self.seen["went back as workers had parted"] += 1
@@ -276,7 +277,32 @@ class LedSimulation(Simulation):
             del self.standing[event.step :]
         elif isinstance(event, ReplicasDiverged):
             self.parted = True
-            self.unsound |= {worker.era for worker in self.workers} - {None}
+            self.unsound |= self.all_eras
+            self.suspect = set()
+        elif isinstance(event, ReplicasCompared):
+            self.suspect = self.all_eras
+
+    def step_taken(self, event) -> None:
+        _, history, state, era = self.told[id(event)]
+        while era is not None:
+            if era in self.unsound:
+                raise Violation(f"{event} was computed from what is given up")
+            era = era[2] if era[0] == "heir" else None
+        if event.step != len(self.standing) + 1:
+            raise Violation(f"step {event.step} comes after {len(self.standing)}")
+        if list(history[:-1]) != self.standing:
+            raise Violation(f"two histories: {event} has another before it than the journal")
+        self.standing = list(history)
+        for worker in self.workers:
+            self.wake(worker)
+        if not self.choose(6):
+            self.store(state, "every")
+        elif list(history) in self.wanted.values():
+            self.store(state, "notice")
+
+    @property
+    def all_eras(self) -> set:
+        return {worker.era for worker in self.workers} - {None}
 
     def look_at_loss(self, step: int) -> None:
         """No step is given up that somebody has."""
@@ -309,7 +335,9 @@ class LedSimulation(Simulation):
         """As Shell._stored: some of the States may have been computed from what is wrong."""
         if self.parted:
             del self.kept[self.choose(len(self.kept) + 1) :]
-        return Resumed(step=self.stored_step, ref="stored" if self.stored else "")
+        resumed = Resumed(step=self.stored_step, ref="stored" if self.stored else "")
+        self.left_out = LeftOut(event for event, _ in self.journal).after(resumed)
+        return resumed
 
     # ------------------------------------------------------------------ another conductor
 
@@ -318,6 +346,8 @@ class LedSimulation(Simulation):
             self.stop()
         elif self.flips_left and not self.choose(3):
             self.flip()
+        elif self.voids_left and not self.choose(3):
+            self.void()
         elif self.takeovers_left and not self.choose(2):
             self.take_over()
         elif self.mishaps_left > self.scenario.kills + self.scenario.hiccups:
@@ -361,12 +391,23 @@ class LedSimulation(Simulation):
             unseen=True,
         )
         if self.choose(2):
+            found = {"workers": said.workers, "apart": said.apart, "parts": said.parts}
+            self.write(ReplicasCompared(step=said.step, occasion="", digest="", **found), None)
             self.conductor.differ(said)
+            self.look_out()
             return
         for me in members:
             if self.workers[me].alive:
                 self.workers[me].outbox.append(("diverged", said))
                 self.senders.add(self.workers[me])
+
+    def void(self) -> None:
+        """The guard leaves a batch out, say those who have the State."""
+        if self.conductor.holders:
+            self.voids_left -= 1
+            self.seen["left out"] += 1
+            spans = ((self.voids_left, self.voids_left + 1),)
+            self.write(SamplesLeftOut(loader=0, spans=spans, step=len(self.standing)), None)
 
     def store_state(self, worker, want) -> None:
         """At a boundary where the group stands still; what led to it comes to the journal first."""
@@ -388,7 +429,7 @@ class LedSimulation(Simulation):
         events = worker.events
         said = {"step": worker.step_number, "since": events.since, "sequence": events.sequence}
         worker.outbox.append(("succeeded", {**said, "equal": want.equal}))
-        worker.era = ("heir", worker.me)
+        worker.era = ("heir", worker.me, worker.era)
         self.look_out()
 
     def look_out(self) -> None:
@@ -412,11 +453,17 @@ class LedSimulation(Simulation):
         for worker in self.choosing([w for w in self.workers if self.is_found(w)]):
             found.append(self.found(worker))
             self.go_on_without(self.choose(4))
-        state = RunState()
-        for event, number in self.journal:
-            state.take(event, number)
+        self.unsound |= self.suspect
+        state = self.told_so_far()
+        if state.unjudged is not None:
+            self.seen["another controller judges"] += 1
+            self.write(state.unjudged, None)
+            state = self.told_so_far()
         self.conductor = Conductor(self.terms)
         resumed = self.go_back_to()
+        for place, one in enumerate(found):
+            misinformed = self.workers[one.worker].left_out != self.left_out
+            found[place] = replace(one, misinformed=misinformed)
         if self.trace is not None:
             self.note(f"ANOTHER CONTROLLER {found} {state}")
         self.seen["another controller"] += 1
@@ -429,6 +476,12 @@ class LedSimulation(Simulation):
             if not worker.alive and worker.me in self.conductor.workers:
                 self.gone.add(worker)
         self.offer()
+
+    def told_so_far(self) -> RunState:
+        state = RunState()
+        for event, number in self.journal:
+            state.take(event, number)
+        return state
 
     def choosing(self, workers):
         while workers:
@@ -564,6 +617,8 @@ class LedSimulation(Simulation):
         if want.founding != (not worker.protocol.hand.has_state):
             raise Violation(f"worker {worker.me} founds a run that goes on, or the reverse")
         if want.founding:
+            if worker.left_out != self.left_out:
+                raise Violation(f"worker {worker.me} founds the group without what is left out")
             if self.stored is not None:
                 worker.become(self.stored)
             worker.era = ("founded", worker.protocol.generation)
@@ -577,6 +632,10 @@ class LedSimulation(Simulation):
             return None
         self.seen["joined"] += 1
         worker.become(value)
+        root = self.workers[told.root]
+        founded = worker.era == ("founded", worker.protocol.generation)
+        if founded and worker.left_out != root.left_out:
+            raise Violation(f"workers {root.me} and {worker.me} draw different samples")
         return Joined(0.0, 0)
 
     def adopt(self, worker, want):
@@ -656,8 +715,13 @@ class LedSimulation(Simulation):
         self.act(self.conductor.tick(self.now))
         if self.conductor.phase is Phase.GOING_BACK:
             self.seen["went back"] += 1
+            for _ in range(self.choose(4)):  # what is being stored is given up first
+                if self.senders:
+                    self.hear(self.senders.items[self.choose(len(self.senders))])
             self.act(self.conductor.judge(self.now))
-            self.act(self.conductor.went_back(self.go_back_to(), self.now))
+            before, resumed = self.left_out, self.go_back_to()
+            anew = self.left_out != before
+            self.act(self.conductor.went_back(resumed, self.now, anew=anew))
 
     def run(self) -> "LedSimulation":
         choose, every = self.choose, self.scenario.kill_every

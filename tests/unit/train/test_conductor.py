@@ -3,6 +3,7 @@
 import random
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import pytest
 
@@ -43,6 +44,7 @@ from elastix.train.control.messages import (
     SawDeath,
     Started,
     StoreSoon,
+    Succeeded,
     Suspect,
     WatchNeighbour,
 )
@@ -669,7 +671,7 @@ def test_another_conductor_that_misses_a_founder_it_never_heard_of_says_what_it_
     assert str(conductor.error).startswith("some workers were gone before the group")
 
 
-def ready(worker: int, *, holder: bool = False) -> Found:
+def ready(worker: int, *, holder: bool = False, **more: Any) -> Found:
     return Found(
         worker=worker,
         pid=1,
@@ -679,7 +681,22 @@ def ready(worker: int, *, holder: bool = False) -> Found:
         address=None,
         ready=True,
         holder=holder,
+        **more,
     )
+
+
+def test_who_was_started_before_samples_were_left_out_founds_no_group_of_another_conductor():
+    """It would draw them, and the others would not. What is left out stands in a State."""
+    state = RunState()
+    for worker in range(4):
+        state.take(WorkerStarted(worker=worker, pid=1, node="", device=""))
+    there = [ready(0), ready(1, misinformed=True)]
+    assert [one.worker for one in state.of_use(there)] == [0]
+    shadow = ready(2, misinformed=True, shadow=True, operation=7)
+    assert [one.worker for one in state.of_use([*there, shadow])] == [0, 2]
+    state.take(GenerationFormed(generation=1, members=(3,), cause="start"))
+    holder = ready(3, misinformed=True, holder=True)
+    assert [one.worker for one in state.of_use([*there, shadow, holder])] == [3]
 
 
 def test_who_said_that_it_was_ready_to_who_wanted_to_end_it_does_not_found_the_run():
@@ -1337,6 +1354,32 @@ def test_who_was_told_something_else_does_not_found_the_group_anew(anew):
     )
 
 
+def test_nor_does_it_after_a_shadow_has_gone_on_meanwhile():
+    world = World(2, shadows=1)
+    world.play(40.0)
+    conductor, now = world.conductor, world.now
+    (shadow,) = world.level
+    conductor.died(0, now)
+    conductor.room(1, more=True, now=now)
+    conductor.tick(now + 1)
+    early = started(conductor.tick(now + 2))
+    assert early
+    conductor.died(1, now + 2)
+    conductor.tick(now + 2)
+    assert conductor.phase is Phase.GOING_BACK
+    stored = Resumed(step=3, ref="stored")
+    assert not ended(conductor.went_back(stored, now + 2, anew=True))
+    assert conductor.membership.members == (shadow,)
+    step, number = conductor.state.step, conductor.state.sequence + 1
+    said = Succeeded(step=step, since=number, sequence=number, equal=True)
+    conductor.hear(shadow, said, now + 2)
+    conductor.hear(shadow, Entered(conductor.membership.generation), now + 2)
+    conductor.died(shadow, now + 2)
+    conductor.tick(now + 2)
+    assert conductor.phase is Phase.GOING_BACK
+    assert ended(conductor.went_back(stored, now + 2)) == set(early)
+
+
 def test_one_that_came_in_as_all_others_were_lost_may_say_that_they_had_parted():
     """Nobody else is left who would. That it has come in is heard last of all."""
     world = World(2)
@@ -1386,6 +1429,10 @@ def goes_on_from_parts(world):
 
 def started(actions):
     return [action.worker for action in actions if isinstance(action, StartWorker)]
+
+
+def ended(actions):
+    return {action.worker for action in actions if isinstance(action, EndWorker)}
 
 
 def test_who_holds_the_parts_of_the_state_founds_the_group_alone():

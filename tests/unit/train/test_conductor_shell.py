@@ -32,7 +32,7 @@ from elastix.train.replica.link import Settings
 class Alone(Shell):
     """A shell without workers."""
 
-    def __init__(self, directory):
+    def __init__(self, directory, opening=None):
         terms = RunTerms(
             founders=2, min_workers=1, max_workers=2, failure=FailureConfig(), first_step_s=0.0
         )
@@ -40,8 +40,9 @@ class Alone(Shell):
         listeners = Events()
         listeners.subscribe(self.events.append)
         super().__init__(terms, listeners)
-        opening = RunStarted(name="r", seed=0, config={}, scaling={}, versions={})
-        self._log.open(directory / "journal.jsonl", opening, stays=False, patience_s=0.0)
+        usual = RunStarted(name="r", seed=0, config={}, scaling={}, versions={})
+        self.opening = opening or usual
+        self._log.open(directory / "journal.jsonl", self.opening, stays=False, patience_s=0.0)
         self._settings = Settings(
             directory=directory,
             run="r",
@@ -52,14 +53,14 @@ class Alone(Shell):
         )
         self._keep_checkpoints(Store(directory / "store"), self._settings)
 
-    def offer(self, step, worker, held="same"):
+    def offer(self, step, worker, held="same", members=(0, 1)):
         """A worker of two tells what it holds after a step."""
         self._checkpoints.told(
             worker,
             Offer(
                 mark=CheckpointId(step),
                 reason="every_steps",
-                members=(0, 1),
+                members=members,
                 groups=((("w",), 16),),
                 meta={"step": step},
                 digests={"model": held},
@@ -200,4 +201,72 @@ def test_a_trial_that_has_stored_nothing_since_its_pause_goes_back_to_that(tmp_p
     assert shell._checkpoints.settle(20)
     (stored,) = (event for event in shell.events if isinstance(event, StateStored))
     assert shell._stored() == Resumed(step=8, ref=stored.ref, t=ANY)
+    shell._close()
+
+
+def differs_and_is_killed(directory):
+    """A shell is killed when the journal has it that States after step 12 differ, and no more.
+
+    That of step 8 was stored when one of two workers was lost, and nobody knows what it held.
+    """
+    shell = Alone(directory)
+    shell._do(shell._conductor.begin([shell.opening]))
+    checkpoints = shell._checkpoints
+    shell._emit(StepCommitted(step=12, generation=1, world_size=2, batches=()))
+    shell.offer(4, 1)
+    shell.offer(4, 0)
+    shell.deliver(4, 0)
+    assert checkpoints.settle(20)
+    checkpoints.lost(1)
+    shell.offer(8, 0)
+    shell.deliver(8, 0)
+    assert checkpoints.settle(20)
+    shell.offer(12, 2, held="another", members=(0, 2))
+    shell.offer(12, 0, members=(0, 2))
+    assert checkpoints.settle(20)
+    shell._log.close()
+    checkpoints.stop()
+    checkpoints.store.close()
+    return shell, *(event for event in shell.events if isinstance(event, StateStored))
+
+
+def test_states_that_differ_are_gone_back_for_by_another_shell_if_the_one_before_was_killed(
+    tmp_path,
+):
+    """Who held another one may be dead as well."""
+    before, first, second = differs_and_is_killed(tmp_path)
+    shell = Alone(tmp_path, before.opening)
+    stored = shell._take_up()
+    assert (stored.step, stored.ref, stored.again) == (4, first.ref, 8)
+    said, dropped = shell.events
+    assert isinstance(said, ReplicasDiverged)
+    assert (said.step, said.apart, said.cure, said.unseen) == (12, (0, 2), "went back", True)
+    assert dropped.ref == second.ref
+    assert shell._log.state.parted is said
+    shell._close()
+
+
+def test_states_that_differ_are_gone_back_for_by_the_next_run_if_this_one_was_killed(tmp_path):
+    shell, first, second = differs_and_is_killed(tmp_path)
+    kept = coordinator.Checkpoints(Store(tmp_path / "store"), "r", CheckpointConfig())
+    may_differ = replace(shell._settings, exact=False)
+    assert begin(kept, may_differ, RestoreConfig())[0] == [Resumed(step=8, ref=second.ref, t=ANY)]
+    told, _ = begin(kept, shell._settings, RestoreConfig())
+    assert isinstance(told[0], ReplicasDiverged)
+    assert told[1:] == [
+        StateDropped(ref=second.ref, step=8, t=ANY),
+        Resumed(step=4, ref=first.ref, t=ANY),
+    ]
+    kept.close()
+
+
+def test_a_shell_that_takes_a_run_over_tells_workers_what_is_left_out_by_then(tmp_path):
+    before = Alone(tmp_path)
+    before._do(before._conductor.begin([before.opening]))
+    before._emit(SamplesLeftOut(loader=0, spans=((0, 4),), step=3))
+    before._log.close()
+    before._checkpoints.close()
+    shell = Alone(tmp_path, before.opening)
+    shell._take_up()
+    assert shell._settings.left_out == {0: ((0, 4),)}
     shell._close()

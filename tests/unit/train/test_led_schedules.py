@@ -1,6 +1,7 @@
 """Under the conductor that ships nothing is lost, doubled or stuck, whoever is killed."""
 
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 
@@ -16,14 +17,21 @@ SHADOWED = {**FEW, "spares": True, "kill_every": 40}
 
 
 def run_schedules(
-    seeds: range, fixed: dict, shadows: int, takeovers: int, stops: bool = False, flips: int = 0
+    seeds: range,
+    fixed: dict,
+    shadows: int,
+    takeovers: int,
+    stops: bool = False,
+    flips: int = 0,
+    voids: int = 0,
 ) -> Counter[str]:
     seen: Counter[str] = Counter()
     for seed in seeds:
         choose = chooser(seed)
         scenario = scenario_of(choose, **fixed)
+        options = takeovers, shadows, stops, flips, voids
         try:
-            seen += LedSimulation(scenario, choose, takeovers, shadows, stops, flips).run().seen
+            seen += LedSimulation(scenario, choose, *options).run().seen
         except (Violation, TrainError, KeyError) as error:
             raise Violation(f"schedule {seed}, {scenario}: {error}") from error
     return seen
@@ -77,9 +85,11 @@ def test_the_state_is_stored_whenever_a_run_is_stopped(fixed, shadows, takeovers
 def test_all_go_back_when_workers_have_parted_and_nobody_goes_on_from_what_they_had(
     fixed, shadows, takeovers, stops, schedules
 ):
-    seen = run_schedules(range(schedules), fixed, shadows, takeovers, stops, flips=2)
+    seen = run_schedules(range(schedules), fixed, shadows, takeovers, stops, flips=2, voids=2)
     assert seen["finished"] + seen["interrupted"] == schedules, seen
     assert seen["went back as workers had parted"] > schedules / 10, seen
+    assert seen["left out"] > schedules / 10, seen
+    assert stops or bool(seen["another controller judges"]) == bool(takeovers), seen
 
 
 def forgets_whom_it_called(monkeypatch):
@@ -106,11 +116,35 @@ def forgets_the_dead(monkeypatch):
     monkeypatch.setattr(Roster, "_regroup", forgetful)
 
 
+def takes_all_for_informed(monkeypatch):
+    """Another conductor founds the group with who was started before samples were left out."""
+    of_use = RunState.of_use
+
+    def trusting(self, found):
+        return of_use(self, [replace(one, misinformed=False) for one in found])
+
+    monkeypatch.setattr(RunState, "of_use", trusting)
+
+
+def judges_nothing(monkeypatch):
+    """Another conductor goes on with workers of which the journal has it that they have parted."""
+    monkeypatch.setattr(RunState, "unjudged", property(lambda _: None, lambda *_: None))
+
+
+FORWARD = {**FEW, "kills": 2, "kill_every": 40, "rollback": True}
+ALL_GO = {**SHADOWED, "kills": 4}
+
+
 @pytest.mark.parametrize(
-    ("breaks", "takeovers"), [(forgets_whom_it_called, 2), (forgets_the_dead, 0)]
+    ("breaks", "fixed", "options"),
+    [
+        (forgets_whom_it_called, FORWARD, {"takeovers": 2}),
+        (forgets_the_dead, FORWARD, {"takeovers": 0}),
+        (takes_all_for_informed, ALL_GO, {"takeovers": 2, "voids": 3}),
+        (judges_nothing, FORWARD, {"takeovers": 2, "flips": 2}),
+    ],
 )
-def test_what_is_broken_is_caught(monkeypatch, breaks, takeovers):
+def test_what_is_broken_is_caught(monkeypatch, breaks, fixed, options):
     breaks(monkeypatch)
-    fixed = {**FEW, "kills": 2, "kill_every": 40, "rollback": True}
     with pytest.raises(Violation):
-        run_schedules(range(4000), fixed, 0, takeovers)
+        run_schedules(range(4000), fixed, shadows=2 * (fixed is ALL_GO), **options)

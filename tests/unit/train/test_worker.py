@@ -1,0 +1,50 @@
+"""One process of a run on Ray, without Ray: what it goes by that controllers have told it."""
+
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from elastix.config import CheckpointConfig
+from elastix.train.control.messages import Outcome, OutcomeKind
+from elastix.train.on_ray import worker
+from elastix.train.replica.link import Life, Settings
+
+SETTINGS = Settings(directory=Path(), run="r", seed=0, min_workers=1, checkpoint=CheckpointConfig())
+BEFORE, SINCE = {0: ((0, 4),)}, {0: ((0, 8),)}
+
+
+@pytest.fixture
+def process(monkeypatch):
+    """That of worker 3; what each life of it goes by is in `began`."""
+    monkeypatch.setattr(worker, "on_notice", lambda leave: None)
+    context = SimpleNamespace(get_node_id=lambda: "node")
+    monkeypatch.setattr(worker.ray, "get_runtime_context", lambda: context)
+    job = SimpleNamespace(address=("host", 1), crew=False)
+    made = worker.Worker(3, None, job, None)
+    made.began = []
+
+    def train(life, mine):
+        made.began.append(life.settings.left_out)
+        return Outcome(kind=OutcomeKind.FINISHED)
+
+    monkeypatch.setattr(made, "_train", train)
+    return made
+
+
+def life(left_out):
+    return Life(3, 0, replace(SETTINGS, left_out=left_out))
+
+
+def test_who_has_begun_says_what_it_was_told(process):
+    process.run(life(BEFORE))
+    assert process.began == [BEFORE]
+    assert process.adopt(("host", 2), SINCE).left_out == BEFORE
+
+
+def test_a_call_of_the_controller_before_that_comes_late_goes_by_what_the_next_one_says(process):
+    assert process.adopt(("host", 2), SINCE).left_out == SINCE
+    process.run(life(BEFORE))
+    assert process.began == [SINCE]
+    assert process.adopt(("host", 3), {}).left_out == SINCE
