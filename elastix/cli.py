@@ -30,7 +30,7 @@ from elastix.commands.serve import serve
 from elastix.commands.serve_model import serve_model
 from elastix.commands.status import status
 from elastix.commands.store_arguments import STORE, Name, Where
-from elastix.errors import ConfigError
+from elastix.errors import ConfigError, NotFound, StoreError
 
 if TYPE_CHECKING:
     from elastix.store import Entry, Store
@@ -65,9 +65,20 @@ def _written(path: str) -> "Store":
     return Store(path)
 
 
-def _existing(path: str) -> "Store":
-    """A store to change; a mistyped path must not begin another one."""
-    _read(path).close()
+def _existing(path: str, *, readable: bool = True) -> "Store":
+    """A store to change; a mistyped path must not begin another one.
+
+    Args:
+        path: of the store.
+        readable: whether its index has to be; else it need only be there.
+    """
+    try:
+        _read(path).close()
+    except NotFound:
+        raise
+    except StoreError:
+        if readable:
+            raise
     return _written(path)
 
 
@@ -341,7 +352,7 @@ def lineage(ref: Name, store: Where = STORE, as_json: AsJson = False) -> None:
 @_says
 def rebuild(store: Where = STORE, as_json: AsJson = False) -> None:
     """Make the index anew from the packs, when it is damaged or lost."""
-    with _existing(store) as opened:
+    with _existing(store, readable=False) as opened:
         opened.rebuild()
         found = opened.stats()
     value = {"models": found.models, "packs": found.packs}

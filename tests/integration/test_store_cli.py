@@ -1,6 +1,7 @@
 """The command line, as processes see it: tables, JSON, exit codes, no tracebacks."""
 
 import json
+import sqlite3
 from pathlib import Path
 
 import pytest
@@ -116,6 +117,24 @@ def test_an_index_beyond_reading_is_made_anew(built: tuple[Path, Ref, Ref]) -> N
     for name in ("index.sqlite", "index.sqlite-wal"):
         if (root / name).exists():
             (root / name).write_bytes(b"not a database" * 400)
+    assert answer(root, "rebuild") == {"models": 2, "packs": 1}
+    assert {entry["ref"] for entry in answer(root, "log")} == {first, second}
+
+
+def test_an_index_that_can_be_opened_and_not_read_is_made_anew(
+    built: tuple[Path, Ref, Ref],
+) -> None:
+    """Its errors advise that command, which met them as it looked whether there is a store."""
+    root, first, second = built
+    index = root / "index.sqlite"
+    with sqlite3.connect(index) as sql:
+        query = "SELECT rootpage FROM sqlite_master WHERE name = 'packs'"
+        (page,) = sql.execute(query).fetchone()
+        (size,) = sql.execute("PRAGMA page_size").fetchone()
+    sql.close()
+    data = index.read_bytes()
+    index.write_bytes(data[: (page - 1) * size] + bytes(size) + data[page * size :])
+    assert "elastix store rebuild" in run(root, "gc", code=1).stderr
     assert answer(root, "rebuild") == {"models": 2, "packs": 1}
     assert {entry["ref"] for entry in answer(root, "log")} == {first, second}
 
