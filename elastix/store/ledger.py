@@ -437,8 +437,7 @@ class Ledger:
         gone = set(filter(index.is_gone, {place.pack for _, place in put.blobs}))
         if gone:  # what stood there others may have put again, elsewhere
             lost = [digest for digest, place in put.blobs if place.pack in gone]
-            known = index.blobs(lost)
-            if missing := tuple(digest for digest in lost if digest not in known):
+            if missing := self.missing(lost):
                 return Missing(missing)
             put = replace(put, blobs=tuple(blob for blob in put.blobs if blob[1].pack not in gone))
         index.add_blobs(put.blobs)

@@ -79,6 +79,29 @@ def test_what_gc_took_of_a_share_may_have_been_put_again_by_somebody_else(tmp_pa
         assert store.verify() == []
 
 
+def test_what_gc_took_of_a_share_is_written_again_if_what_was_put_since_is_damaged(tmp_path, state):
+    """As whatever is known to be damaged is. The model would be stored, and could not be read."""
+    with Store(tmp_path) as store, Store(tmp_path) as writer:
+        share = writer.put_share(part(state, "a"))
+        equal = store.put_share(part(state, "a"))
+        writer.close()
+        store.gc()
+        store.put_shares([equal])
+    (place,) = equal.places.values()
+    pack = tmp_path / "packs" / place.pack
+    data = pack.read_bytes()
+    at = place.offset
+    pack.write_bytes(data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :])
+    with Store(tmp_path) as store:
+        assert store.verify()
+        rest = store.put_share(part(state, "b", "c", "@o/x"))
+        with pytest.raises(Vanished) as caught:
+            store.put_shares([share, rest])
+        assert caught.value.names == ("a",)
+        ref = store.put_shares([share, rest, store.put_share(part(state, "a"))])
+        assert store.get(ref).manifest().ref == ref
+
+
 def test_a_bad_tag_leaves_nothing_visible(tmp_path, state):
     with Store(tmp_path) as store:
         share = store.put_share(state)
