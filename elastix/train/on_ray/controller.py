@@ -59,7 +59,12 @@ from elastix.train.on_ray.worker import Job, Worker
 from elastix.train.on_ray.worker_handle import WorkerHandle
 from elastix.train.record.conductor_shell import Shell
 from elastix.train.record.pickled_function import TRAIN, read_code
-from elastix.train.record.provenance import Installation, installation, warn_of_other
+from elastix.train.record.provenance import (
+    Installation,
+    how_to_have_one,
+    installation,
+    warn_of_other,
+)
 from elastix.train.record.start_or_resume import begin, take_up
 from elastix.train.replica.link import Life, Settings
 from elastix.train.replica.model_source import ModelSource
@@ -224,8 +229,7 @@ class Controller(Shell):
             raise OtherCode(
                 f"the driver has elastix {plan.driver}, and Ray's workers have {installation()}: "
                 "what one of them sends, the other could take for something else. Nothing was "
-                "trained. Install the same on all nodes, or give Ray's workers the driver's by "
-                "runtime_env."
+                f"trained. {how_to_have_one(plan.driver)}"
             )
         warn_of_other(plan.driver, "the new controller")
         self._train = read_code(plan.directory / TRAIN, plan.code)

@@ -80,9 +80,18 @@ def other_code(driver: Installation, who: str) -> OtherCode | None:
         return None
     return OtherCode(
         f"{who} has elastix {here}, and the driver has {driver}: what one of them sends, the other "
-        "could take for something else, or compute otherwise. Nothing is trained there. Install "
-        "the same on all nodes, or give Ray's workers the driver's by runtime_env."
+        "could take for something else, or compute otherwise. Nothing is trained there. "
+        f"{how_to_have_one(driver)}"
     )
+
+
+def how_to_have_one(driver: Installation) -> str:
+    """What to do about it, if this process has another elastix than the driver."""
+    cure = "Install the same on all nodes, or give Ray's workers the driver's by runtime_env."
+    if installation().directory != driver.directory:
+        return cure
+    changed = "If that is one directory, it was changed since the driver began: start that again."
+    return f"{changed} {cure}"
 
 
 def _is_module(path: Path) -> bool:

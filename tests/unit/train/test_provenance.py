@@ -75,3 +75,7 @@ def test_a_worker_with_other_code_is_refused():
     assert other_code(mine, "node n") is None
     refused = other_code(replace(mine, version="9", digest="other"), "node n")
     assert str(refused).startswith(f"node n has elastix {mine}, and the driver has 9 in ")
+    assert "it was changed since the driver began" in str(refused)
+    refused = other_code(replace(mine, directory="/elsewhere", digest="other"), "node n")
+    assert "Install the same on all nodes" in str(refused)
+    assert "changed" not in str(refused)
