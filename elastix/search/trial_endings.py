@@ -157,7 +157,7 @@ class Endings:
             self._again(case, f"{ended.worker} died" if of_itself else ended.summary)
             return
         cause = f"its worker was lost {case.losses_of_workers} times: {ended.summary}"
-        self._fail(case, ended, cause, cause)
+        self._fail(case, ended, cause, f"{ended.traceback.rstrip()}\n{cause}".strip())
 
     def _raised(self, case: Case, ended: Ended) -> None:
         case.raised += 1

@@ -116,7 +116,12 @@ def _failed(member: Member, error: BaseException) -> Outcome:
     if is_device_failure(error):
         said = _said(error)
         logger.warning("worker %d is lost: %s", member.me, said)
-        return Outcome(kind=OutcomeKind.DEVICE_FAILED, step=member.step, summary=said)
+        return Outcome(
+            kind=OutcomeKind.DEVICE_FAILED,
+            step=member.step,
+            summary=said,
+            traceback=tracebacks.told(error),
+        )
     member.failed()
     return _raised(member, error)
 

@@ -198,4 +198,5 @@ def test_where_a_gpu_does_nothing_any_more_no_further_trial_fails_of_that(
     else:
         assert (ended.worker, ended.summary.partition(": ")[0]) == ("", "its GPU failed")
         assert "\n" not in ended.summary
+        assert "AcceleratorError" in ended.traceback
     assert worker.run(work, 2) == GIVEN_BACK

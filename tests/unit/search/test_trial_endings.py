@@ -140,6 +140,14 @@ def test_a_lost_worker_is_no_fault_of_the_trial_until_it_was_once_too_often(make
     assert [event.cause for event in desk.said(TrialLost)] == ["w1 died"]
 
 
+def test_of_a_trial_whose_gpu_has_failed_too_often_it_is_known_where(make):
+    desk = make(max_losses=0)
+    desk.ends(desk.runs(0.5), "finished")
+    case = desk.runs()
+    assert desk.ends(case, "lost", summary="its GPU failed", traceback="here\n") is FAILED
+    assert case.trial.traceback == "here\nits worker was lost 1 times: its GPU failed"
+
+
 @pytest.mark.parametrize(
     "ended",
     [
