@@ -27,7 +27,7 @@ from elastix.errors import (
 from elastix.events import TrialEnded, TrialLost, TrialStarved
 from elastix.search.advisers import Advisers
 from elastix.search.executors import packer
-from elastix.search.executors.executor import Ended, EndedKind
+from elastix.search.executors.executor import CUT_SHORT, Ended, EndedKind
 from elastix.search.gate import Gate
 from elastix.search.pareto import Front
 from elastix.search.rungs import Verdict
@@ -309,8 +309,8 @@ class Endings:
         )
         best = self._is_best(case.trial, trial)
         self._book.change(case, trial)
-        if ended.peak_bytes and ended.kind != EndedKind.RAISED:
-            self._learn(trial)  # of one that raised nobody knows what it would have taken
+        if ended.peak_bytes and ended.kind not in CUT_SHORT:
+            self._learn(trial)  # of these nobody knows what they would have taken
         if state.is_final and case.role == "search":
             self._advisers.over(trial)
             if case.rung is not None and len(case.results) >= case.rung:

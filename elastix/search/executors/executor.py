@@ -80,6 +80,10 @@ class EndedKind(StrEnum):
     RETURNED = "returned"
 
 
+CUT_SHORT = frozenset({EndedKind.RAISED, EndedKind.LOST})
+"""Where what it took is not all that it needs."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Ended:
     """What came of a piece of work.

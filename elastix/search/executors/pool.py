@@ -35,7 +35,14 @@ from elastix.errors import ConfigError, Corrupt, OtherCode, SearchError, TooNew
 from elastix.observe.journal import Tail
 from elastix.observe.ray_death_messages import Deaths, GroupDeaths
 from elastix.search.executors import trial_memory
-from elastix.search.executors.executor import Ended, EndedKind, TrainFunction, Work, WorkReport
+from elastix.search.executors.executor import (
+    CUT_SHORT,
+    Ended,
+    EndedKind,
+    TrainFunction,
+    Work,
+    WorkReport,
+)
 from elastix.search.executors.group_worker import GroupWorker, journal_of
 from elastix.search.executors.packer import Packer, Placement, Reserve
 from elastix.search.executors.pool_worker import GIVEN_BACK, Hello, LoneWorker, packed
@@ -335,7 +342,7 @@ class Pool:
             ended: Ended = pickle.loads(value)
             seconds = ended.finished_s - ended.started_s
             self._usual_s = 0.7 * min(self._usual_s, 1.0) + 0.3 * seconds
-            if ended.kind != EndedKind.RAISED:  # where it raised, it had not all that it needs
+            if ended.kind not in CUT_SHORT:  # there it had not all that it needs
                 self._reserve.learn(
                     predicted=work.predicted_bytes,
                     base=ended.base_bytes,

@@ -337,6 +337,16 @@ def test_a_worker_whose_gpu_has_failed_is_replaced_and_what_it_had_in_hand_runs_
     assert [given.work.number for given in pool._handles[1].inhand] == [1, 2]
 
 
+@pytest.mark.parametrize(("kind", "learned"), [("finished", [100.0]), ("raised", []), ("lost", [])])
+def test_where_a_gpu_failed_nothing_is_learned_of_what_trials_need(kind, learned):
+    """It may have failed at once. Others would get too little memory, and starve."""
+    pool = with_workers(0)
+    pool.submit(Work(number=7, name="a-00007", config={}, seed=2))
+    ended = Ended(number=7, kind=EndedKind(kind), peak_bytes=100, base_bytes=1)
+    pool._over(pool._handles[0], packed(ended))
+    assert list(pool._reserve._peaks) == learned
+
+
 def test_more_memory_for_each_trial_than_any_host_has_is_refused(monkeypatch):
     """Else one trial after the other would run alone, and nobody would know why."""
     monkeypatch.setattr(ray, "nodes", lambda: nodes("a", "b"))

@@ -268,10 +268,11 @@ def test_a_state_that_a_later_one_replaces_is_outgrown(make):
     assert desk.database.superseded() == [state_of(1, 1)]
 
 
-def test_what_a_trial_took_is_learned_unless_it_raised(make):
-    desk = make()
+def test_what_a_trial_took_is_learned_unless_it_raised_or_was_lost(make):
+    desk = make(max_losses=0)
     desk.ends(desk.runs(0.5), "finished", peak_bytes=7)
     desk.ends(desk.runs(0.5), "raised", peak_bytes=9)
+    desk.ends(desk.runs(0.5), "lost", summary="its GPU failed", peak_bytes=8)
     desk.ends(desk.runs(0.5), "starved", peak_bytes=11, alone=False)
     assert desk.gate.heard == [7, 11]
 
