@@ -546,7 +546,7 @@ class Pool:
         most = max(1, self._fit)
         if self._parallel is None:
             return most
-        return min(self._parallel, most) if asks_no_more(self._avoided) else self._parallel
+        return min(self._parallel, most) if asks_no_more(len(self._avoided)) else self._parallel
 
     def _recruit(self) -> None:
         now = time.monotonic()

@@ -416,6 +416,7 @@ class Controller(Shell):
             handle = self._handles.get(process)
             if isinstance(message, Started) and handle is not None and not handle.pid:
                 handle.pid, handle.node = message.pid, message.node
+                self._slots.welcome()
                 self._listen(handle, message.lifeline)
             return self._heed(process, worker, message)
 

@@ -38,7 +38,7 @@ from elastix.train.on_ray.preemption_notices import draining_nodes
 logger = logging.getLogger(__name__)
 SLOT = "/slot-"  # in the names of groups that a controller asks for
 _WAITING = 64  # slots that are requested at once and are not there yet
-_REFUSED = 8  # nodes with other code, after which no others are asked for
+_REFUSED = 8  # nodes in a row with other code, after which no others are asked for
 _LOOK_S = 0.5
 _ANSWER_S = 0.3
 
@@ -94,7 +94,7 @@ class Slots:
     ) -> None:
         self.draining: set[str] = set()
         self.nodes: set[str] = set()
-        self._refused: set[str] = set()
+        self._refused = _Refused()
         self._wanted = dict(wanted)
         self._name = name
         self._lock = threading.Lock()
@@ -133,7 +133,7 @@ class Slots:
     def more(self) -> bool:
         """Whether workers could still be started, now or once the cluster has room."""
         with self._lock:
-            asks = self._missing > 0 and not asks_no_more(self._refused)
+            asks = self._missing > 0 and not self._refused.too_many
             return bool(self._free or self._resting or self._requested or asks)
 
     @property
@@ -159,10 +159,14 @@ class Slots:
             with self._lock:
                 self._remove(slot.group)
 
+    def welcome(self) -> None:
+        """A worker has the driver's elastix code: not all nodes that come have another one."""
+        self._refused.in_row = 0
+
     def avoid(self, node: str) -> bool:
         """Start nobody on that node any more; False if this was known. Who is there may stay."""
         with self._lock:
-            new = _refuse(node, self._refused)
+            new = self._refused.add(node)
             self._looked = 0.0
             self._resting += self._free  # some may be there
             self._free = []
@@ -179,8 +183,8 @@ class Slots:
         if time.monotonic() - self._looked < _LOOK_S:
             return
         self._looked = time.monotonic()
-        draining, noticed = draining_nodes() | set(noticed), {*noticed, *self._refused}
-        avoided = draining | self._refused
+        draining, noticed = draining_nodes() | set(noticed), {*noticed, *self._refused.nodes}
+        avoided = draining | self._refused.nodes
         created = [g for g in self._requested if placement_group_table(g)["state"] == "CREATED"]
         with self._lock:
             self._resting += [Slot(group, 0) for group in created]
@@ -267,7 +271,7 @@ class CrewSlots:
     ) -> None:
         self.draining: set[str] = set()
         self.nodes: set[str] = set()
-        self._refused: set[str] = set()
+        self._refused = _Refused()
         self._bundles = [dict(bundle)] * size
         self._strategy = strategy
         self._name = name
@@ -304,7 +308,7 @@ class CrewSlots:
     def coming(self) -> int:
         """How many further ones there would be if the cluster had room."""
         with self._lock:
-            asks = 0 if asks_no_more(self._refused) else max(0, self._missing)
+            asks = 0 if self._refused.too_many else max(0, self._missing)
             return len(self._unseen) + asks * len(self._bundles)
 
     def take(self, slot: Slot) -> None:
@@ -318,10 +322,14 @@ class CrewSlots:
             self._unseen.append(slot)
             self._looked = 0.0
 
+    def welcome(self) -> None:
+        """As Slots.welcome."""
+        self._refused.in_row = 0
+
     def avoid(self, node: str) -> bool:
         """As Slots.avoid."""
         with self._lock:
-            new = _refuse(node, self._refused)
+            new = self._refused.add(node)
             self._looked = 0.0
             self._unseen += self._free
             self._free = []
@@ -332,8 +340,8 @@ class CrewSlots:
         if time.monotonic() - self._looked < _LOOK_S:
             return
         self._looked = time.monotonic()
-        draining, noticed = draining_nodes() | set(noticed), {*noticed, *self._refused}
-        avoided = draining | self._refused
+        draining, noticed = draining_nodes() | set(noticed), {*noticed, *self._refused.nodes}
+        avoided = draining | self._refused.nodes
         with self._lock:
             idle = [*self._free, *self._unseen, *self._left]
         where = {slot.group.id: _nodes(slot.group) for slot in idle}
@@ -420,9 +428,9 @@ class CrewSlots:
             remove_placement_group(group)
 
 
-def asks_no_more(refused: Collection[str]) -> bool:
+def asks_no_more(in_row: int) -> bool:
     """Whether so many nodes had other elastix code that further ones will have it as well."""
-    return len(refused) >= _REFUSED
+    return in_row >= _REFUSED
 
 
 def elsewhere(avoided: Collection[str]) -> dict[str, str]:
@@ -430,28 +438,47 @@ def elsewhere(avoided: Collection[str]) -> dict[str, str]:
     return {"ray.io/node-id": f"!in({','.join(sorted(avoided))})"}
 
 
-def _refuse(node: str, refused: set[str]) -> bool:
-    """Note that a node has other elastix code; whether that is new."""
-    if node in refused:
-        return False
-    refused.add(node)
-    if len(refused) == _REFUSED:
-        logger.error(
-            "%d nodes had other elastix code than the driver. The run asks for no further room, "
-            "and goes on with the workers that it has. Install the same elastix where nodes are "
-            "made, and start the run again: it goes on from its last stored State.",
-            len(refused),
-        )
-    return True
+class _Refused:
+    """Nodes with other elastix code.
+
+    Attributes:
+        nodes: by id.
+        in_row: how many there were since a worker was welcomed.
+    """
+
+    def __init__(self) -> None:
+        self.nodes: set[str] = set()
+        self.in_row = 0
+
+    @property
+    def too_many(self) -> bool:
+        """Whether no further room is to be asked for."""
+        return asks_no_more(self.in_row)
+
+    def add(self, node: str) -> bool:
+        """Note one; whether that is new."""
+        if node in self.nodes:
+            return False
+        self.nodes.add(node)
+        self.in_row += 1
+        if self.in_row == _REFUSED:
+            logger.error(
+                "%d nodes in a row had other elastix code than the driver. The run asks for no "
+                "further room, and goes on with the workers that it has. Install the same elastix "
+                "where nodes are made, and start the run again: it goes on from its last stored "
+                "State.",
+                self.in_row,
+            )
+        return True
 
 
-def _to_ask(missing: int, waiting: int, refused: Collection[str]) -> int:
+def _to_ask(missing: int, waiting: int, refused: _Refused) -> int:
     """How many to request now, of those that are missing, while others are waited for.
 
     `missing` is below 0 where others stand for founders' room that is usable as far as is known:
     who takes over hears of notices later.
     """
-    return 0 if asks_no_more(refused) else max(0, min(missing, _WAITING - waiting))
+    return 0 if refused.too_many else max(0, min(missing, _WAITING - waiting))
 
 
 def _all_usable(bundles: Mapping[int, str], usable: set[str]) -> bool:

@@ -205,9 +205,26 @@ def test_where_each_node_that_comes_has_other_code_no_more_are_asked_for(cluster
         room.look()
         tried += 1
     assert tried == 8
-    assert "8 nodes had other elastix code than the driver" in caplog.text
+    assert "8 nodes in a row had other elastix code than the driver" in caplog.text
     assert len(take(room)) == 2
     assert not (room.coming if crew else room.more)
+
+
+@pytest.mark.parametrize("crew", [False, True])
+def test_a_few_nodes_with_other_code_among_many_do_not_end_the_search_for_room(cluster, crew):
+    """A long run on nodes that come and go meets one now and then."""
+    room = slots(2, crew)
+    cluster.room = 99
+    room.look()
+    for number in range(20):
+        assert cluster.asked
+        cluster.where = dict.fromkeys(cluster.asked, f"new {number}")
+        room.look()
+        assert room.avoid(f"new {number}")
+        if number % 7 == 6:
+            room.welcome()  # in other room that it was given
+        room.look()
+    assert cluster.asked
 
 
 @pytest.mark.parametrize("crew", [False, True])
