@@ -149,15 +149,16 @@ def spread(values: Sequence[float]) -> dict[str, float]:
 
 def measure(model: str, rounds: int, steps: int) -> dict[str, Any]:
     """Ratios with their spread, and seconds of each kind of step."""
-    beside_ddp, half = ("eight", "ddp"), -(-rounds // 2)
+    beside_ddp, turns = ("eight", "ddp"), 2 if rounds > 2 else 1
+    each = -(-rounds // turns)
     usual: list[dict[str, float]] = []
     exact: list[dict[str, float]] = []
     today: list[dict[str, float]] = []
-    for number in range(2):  # runs take turns
-        usual += _run(model, half, steps, beside_ddp)
-        exact += _run(model, half, steps, beside_ddp, exact=True)
-        today += _run(model, _CLOSER * half, steps, ("whole", "two"))
-        print(f"{model}: {number + 1} of 2 times three runs", flush=True)
+    for number in range(turns):
+        usual += _run(model, each, steps, beside_ddp)
+        exact += _run(model, each, steps, beside_ddp, exact=True)
+        today += _run(model, _CLOSER * each, steps, ("whole", "two"))
+        print(f"{model}: {number + 1} of {turns} times three runs", flush=True)
     middle = statistics.median(r["eight"] / r["ddp"] for r in usual)
     return {
         "slices_over_today": spread([r["two"] / r["whole"] for r in today]),
