@@ -73,4 +73,6 @@ class Divergences:
         if said.unseen:
             self._steps[-1] = stored.step
             return said.error if limits.diverges_often(self._steps) else None
-        return None if stored.ref else said.error  # there is no State that was ever found equal
+        # A trial may begin at its pause: its State was compared. Parts that are held were not.
+        begins = stored.ref or (stored.step and not stored.held)
+        return None if begins else said.error  # there is no State that was ever found equal

@@ -62,13 +62,20 @@ def test_without_replacements_nobody_can_go_back(told, ends):
 
 
 @pytest.mark.parametrize(
-    ("unseen", "ref", "ends"),
-    [(True, "", False), (True, "stored", False), (False, "", True), (False, "stored", False)],
+    ("unseen", "stored", "ends"),
+    [
+        (True, Resumed(step=0, ref=""), False),
+        (True, Resumed(step=5, ref="stored"), False),
+        (False, Resumed(step=0, ref=""), True),
+        (False, Resumed(step=5, ref="stored"), False),
+        (False, Resumed(step=5, ref=""), False),  # a trial, at its pause
+        (False, Resumed(step=5, ref="", held=True), True),
+    ],
 )
-def test_an_exact_run_may_begin_anew(unseen, ref, ends):
+def test_an_exact_run_may_begin_anew(unseen, stored, ends):
     divergences = Divergences(replaces=True)
     divergences.judge(said(apart=ALL, unseen=unseen), ALL)
-    error = divergences.went_back(Resumed(step=5 if ref else 0, ref=ref))
+    error = divergences.went_back(stored)
     assert (error is not None) == ends
     assert not divergences.goes_back
 
