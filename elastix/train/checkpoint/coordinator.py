@@ -46,6 +46,7 @@ _GC_BYTES = 64 << 20  # what retired States must amount to before gc looks throu
 _REMEMBERED = 64
 _NOBODY, _EVERYBODY = -1, -2  # in place of a worker's id
 _MOVING = ("last", "best", "final")  # tags of a run, beside those that name a step
+_DIGITS = 10  # of the step in a tag that names one
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -509,7 +510,7 @@ class Checkpoints:
             logger.warning("not taken back run=%s ref=%s error=%s", self._run, ref, error)
 
     def _label(self, step: int) -> str:
-        return f"step-{step:010d}"
+        return f"step-{step:0{_DIGITS}d}"
 
     def _send(self, worker: int | None, order: Order | CheckpointEnded) -> None:
         if self._outlets is not None:
@@ -532,5 +533,6 @@ def _kept(store: Store, run: str) -> list[Kept]:
     mine = f"{run}/step-"
     tags = store.tags().items()
     found = [(tag.removeprefix(mine), ref) for tag, ref in tags if tag.startswith(mine)]
-    steps = [(int(step), ref) for step, ref in found if step.isdecimal()]  # none of the user's own
-    return [Kept(step, ref, store.score(ref)) for step, ref in steps]
+    # A tag of the user's own, `RUN/step-8` say, stays when the State of that step is dropped.
+    steps = [(step, ref) for step, ref in found if step.isdecimal() and len(step) >= _DIGITS]
+    return [Kept(int(step), ref, store.score(ref)) for step, ref in steps]

@@ -464,3 +464,20 @@ def test_a_state_that_the_user_has_named_is_kept_under_that_name(tmp_path):
     again = Run(tmp_path)
     assert again.checkpoints.last().ref == second
     again.checkpoints.close()
+
+
+def test_a_state_that_was_dropped_is_not_gone_on_from_for_a_tag_of_the_users_own(tmp_path):
+    """All had gone back to the beginning as it might be wrong, and the controller was killed."""
+    run = Run(tmp_path)
+    first = alone(run, 10)
+    with Store(run.store) as opened:
+        opened.tag("run/step-10", first)
+    run.checkpoints.give_up()
+    assert run.checkpoints.go_back_to(())[0] is None
+    run.checkpoints.close()
+    successor = Run(tmp_path)
+    successor.checkpoints.take_up()
+    assert successor.checkpoints.last() is None
+    successor.checkpoints.close()
+    with Store(run.store, read_only=True) as opened:
+        assert opened.tags() == {"run/step-10": first}
