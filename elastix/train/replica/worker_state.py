@@ -281,9 +281,9 @@ class WorkerState:
                 ref = newest(store, self._settings.run)
                 if ref is not None:
                     # Of a tensor of which this process has a part it reads no more than that.
-                    stored = store.get(ref, lazy=self._tracked.sharded)
-                    found.append(leaving_out(stored, self._settings.left_out))
-        there = [state for state in found if state is not None]
+                    found.append(store.get(ref, lazy=self._tracked.sharded))
+        left_out = self._settings.left_out
+        there = [leaving_out(state, left_out) for state in found if state is not None]
         return max(there, key=lambda state: int(state.meta["step"]), default=None)
 
     def together(self, work: Operation) -> torch.Tensor:

@@ -8,6 +8,8 @@ import pytest
 import torch
 
 from elastix.events import BatchShares, StepCommitted
+from elastix.state import State
+from elastix.store import Store
 from elastix.train.replica.replicated_events import ReplicatedEvents
 from elastix.train.replica.tracked_objects import TrackedObjects
 from elastix.train.replica.worker_state import WorkerState
@@ -75,3 +77,21 @@ def test_events_that_the_journal_may_not_have_go_with_the_state():
     theirs.send_again()
     assert told == [(0, event)]
     assert theirs.sequence == 1
+
+
+def test_a_trial_that_goes_back_to_its_pause_leaves_out_what_the_guard_has_since(tmp_path):
+    """It drew those samples once more, and the journal had it that nobody did."""
+    cursor = {"position": 40, "owed": [], "left_out": [[0, 4]]}
+    paused = State({}, {"step": 10, "@loader/0": cursor})
+    parts = SimpleNamespace(
+        settings=SimpleNamespace(alone=False, run="r", left_out={0: ((44, 48),)}),
+        driver=None,
+        tracked=None,
+        schedule=None,
+        copies=None,
+        link=SimpleNamespace(open_store=lambda: Store(tmp_path / "store")),
+    )
+    state = WorkerState(parts, None, None, SimpleNamespace(resume=lambda: paused))
+    begins = state._newest()
+    assert begins.meta["@loader/0"] == {**cursor, "left_out": [[0, 4], [44, 48]]}
+    assert paused.meta["@loader/0"] is cursor
