@@ -265,7 +265,7 @@ class WorkerState:
         found = self._inheritance.place()
         if found is None:
             return
-        state, whole = found
+        state, whole = leaving_out(found[0], self._settings.left_out), found[1]
         self._tracked.take_place(state, whole=whole)
         self._steps.load_state_dict(state.meta)
         self._steps.window.forget()

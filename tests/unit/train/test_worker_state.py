@@ -79,19 +79,28 @@ def test_events_that_the_journal_may_not_have_go_with_the_state():
     assert theirs.sequence == 1
 
 
-def test_a_trial_that_goes_back_to_its_pause_leaves_out_what_the_guard_has_since(tmp_path):
+@pytest.mark.parametrize("begins", ["at its pause", "in place of an ancestor"])
+def test_a_trial_that_goes_back_leaves_out_what_the_guard_has_since(tmp_path, begins):
     """It drew those samples once more, and the journal had it that nobody did."""
-    cursor = {"position": 40, "owed": [], "left_out": [[0, 4]]}
-    paused = State({}, {"step": 10, "@loader/0": cursor})
+    cursor, taken = {"position": 40, "owed": [], "left_out": [[0, 4]]}, []
+    there = State({}, {"step": 10, "@loader/0": cursor})
+    paused = begins == "at its pause"
     parts = SimpleNamespace(
-        settings=SimpleNamespace(alone=False, run="r", left_out={0: ((44, 48),)}),
+        settings=SimpleNamespace(alone=False, exact=False, run="r", left_out={0: ((44, 48),)}),
         driver=None,
-        tracked=None,
-        schedule=None,
+        tracked=SimpleNamespace(take_place=lambda state, **_: taken.append(state), passes=0.0),
+        schedule=SimpleNamespace(stored=lambda _: None),
         copies=None,
         link=SimpleNamespace(open_store=lambda: Store(tmp_path / "store")),
     )
-    state = WorkerState(parts, None, None, SimpleNamespace(resume=lambda: paused))
-    begins = state._newest()
-    assert begins.meta["@loader/0"] == {**cursor, "left_out": [[0, 4], [44, 48]]}
-    assert paused.meta["@loader/0"] is cursor
+    steps = SimpleNamespace(
+        step=10, load_state_dict=lambda _: None, window=SimpleNamespace(forget=lambda: None)
+    )
+    source = SimpleNamespace(
+        resume=lambda: there if paused else None, place=lambda: None if paused else (there, True)
+    )
+    worker = WorkerState(parts, steps, None, source)
+    worker.adopt = taken.append
+    worker.begin()
+    assert [state.meta["@loader/0"]["left_out"] for state in taken] == [[[0, 4], [44, 48]]]
+    assert cursor["left_out"] == [[0, 4]]
