@@ -352,7 +352,7 @@ class GroupDriver:
         self._joiner.say_able(able)
 
     def differs(self) -> None:
-        """This shadow was seen to hold something else than the group."""
+        """What this shadow holds may be wrong, by what it was seen to hold, or the group."""
         self._joiner.differs()
 
     @property

@@ -4,21 +4,35 @@ Until that is found the worker computes gradients from it, and all take them ove
 goes back to where all were seen to hold the same, and ends with the bytes of the quiet run.
 """
 
+import os
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
 import pytest
 import torch
 import torch.nn.functional as F
 
+import elastix
 from elastix.config import CheckpointConfig, Guard
 from elastix.data.audit import audit
 from elastix.errors import ReplicasDiffer
-from elastix.events import ReplicasDiverged, Resumed, SamplesLeftOut, WorkerLost
+from elastix.events import (
+    ReplicasDiverged,
+    Resumed,
+    ResumedFromShadow,
+    SamplesLeftOut,
+    WorkerLost,
+)
 from elastix.observe.event_text import line
 from elastix.testing.chaos import Flip, Kill, with_kills
 from elastix.testing.local import run_local
 from elastix.train.replica.sentinel import SMALL
 from elastix.train.replica.sliced_step import Slices
 from tests.run_bytes import final, steps_of
-from tests.trainables import samples
+from tests.trainables import samples, shadow_hold
 
 STEPS = 20
 LAST = 4 * 512 * 512 - 1  # byte of the head's weights: there its highest bits are
@@ -196,6 +210,48 @@ def test_two_workers_of_which_nobody_can_say_who_is_right_begin_anew(tmp_path):
     assert [(event.step, event.apart) for event in of(ReplicasDiverged, result)] == [(3, (0, 1))]
     assert [(event.step, event.again) for event in of(Resumed, result)] == [(0, 3)]
     assert final(result)[0] == final(run(tmp_path / "quiet", workers=1, config=config))[0]
+
+
+@dataclass(frozen=True)
+class SaidByNobody:
+    """A train function whose workers die as they are to say that they have parted.
+
+    Not before the shadow, which is worker 2, has followed until there.
+    """
+
+    train: Callable[[elastix.Context], None]
+    folder: Path
+
+    def __call__(self, ctx: elastix.Context) -> None:
+        hold, seen, steps = shadow_hold(ctx), self.folder / "seen", ctx._member._steps
+        part = steps._part
+
+        def look(*found, **more):
+            while ctx.worker < 2 and not seen.exists():
+                time.sleep(0.005)
+            if ctx.worker < 2:
+                os.kill(os.getpid(), signal.SIGKILL)
+            part(*found, **more)
+            seen.touch()
+
+        steps._part = look
+        ctx.on_phase(lambda phase, _: hold() if phase == "boundary" else None)
+        self.train(ctx)
+
+
+def test_a_shadow_does_not_go_on_where_all_have_parted_and_died_before_they_said_so(
+    tmp_path, quiet
+):
+    """What it had taken over from them was computed from what is wrong."""
+    config = {"equal_shares": True, "shadow": 2, "meeting": str(tmp_path)}
+    doomed, options = SaidByNobody(train, tmp_path), {"shadows": 1, "every": 8}
+    result = run(tmp_path / "run", LATE, function=doomed, workers=2, config=config, **options)
+    assert not of(ResumedFromShadow, result)
+    causes = {event.worker: event.cause for event in of(WorkerLost, result)}
+    assert causes == {0: "died", 1: "died", 2: "diverged"}
+    (resumed,) = of(Resumed, result)
+    assert resumed.step in (0, 8)
+    check(result, quiet)
 
 
 def test_who_is_left_alone_may_be_the_one_whose_bit_has_flipped(tmp_path):

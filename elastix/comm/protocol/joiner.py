@@ -168,7 +168,10 @@ class Joiner:
             self._catchup.stream.ask_digest()
 
     def differs(self) -> None:
-        """The State was seen to be another than the group's; a digest may say that it is not."""
+        """The State was seen to be another than the group's, or theirs to differ among themselves.
+
+        A digest may say later that it is as it should be.
+        """
         self.equal = False
         if self._catchup is not None:
             self._catchup.equal = False

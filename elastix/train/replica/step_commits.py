@@ -613,6 +613,8 @@ class StepCommits:
     ) -> None:
         """Have workers taken out, and wait for a group without them; or have all go back."""
         if self._driver.watching:
+            if unseen and self._driver.shadow:
+                self._driver.differs()  # all others may be lost before they have said so
             return  # the others see to it
         of_whom = {"workers": tuple(workers), "apart": tuple(apart)}
         self._link.send(
