@@ -259,9 +259,7 @@ class Controller(Shell):
         path, stays = plan.directory / "journal.jsonl", plan.run.detached
         self._log.open(path, plan.opening, stays, takeover.LET_GO_S)
         again = again and bool(self._log.count)
-        if again:
-            take_up(self._checkpoints, settings)
-        else:
+        if not again:
             begun, settings = begin(self._checkpoints, settings, plan.restore)
         self._settings = settings
         if (ended := self._log.ended) is not None:
@@ -269,6 +267,7 @@ class Controller(Shell):
                 self._fail(TrainError(f"the run had failed: {ended.message}"))
             return False
         if again:
+            take_up(self._checkpoints, settings)
             stored = self._take_up()
             # While no one is in hand their calls are turned away, and they call again.
             found = takeover.take_stock(
