@@ -511,7 +511,7 @@ def takes_the_name(ctx):
         (sliced, r"slices=\.\.\."),
         (unlooped, "ctx.boundary"),
         (adapts, "a script"),
-        (takes_the_name, "is taken"),
+        (takes_the_name, "is that of the optimizer"),
     ],
 )
 def test_what_has_no_meaning_is_refused(tmp_path, function, words):

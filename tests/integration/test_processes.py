@@ -116,7 +116,7 @@ def test_a_driver_whose_elastix_is_not_that_of_the_workers_begins_nothing(cluste
     )
     output, _ = process.communicate(timeout=250)
     assert process.returncode == 1, output
-    assert "ConfigError: the driver has elastix" in output
+    assert "OtherCode: the driver has elastix" in output
     assert str(folder / "other" / "elastix") in output
     assert not (folder / "runs" / "script" / "journal.jsonl").exists()
 
