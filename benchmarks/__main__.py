@@ -50,7 +50,7 @@ _EXACT_TIMED = "stall pace shares shadow dcp"
 _EXACT_MANY = "--rounds 16 --steps 10 --parts cost_mlp"
 _EXACT_COUNTED = "byte_equal flips guard quiet all_killed compiled_convnet compiled_transformer"
 _FEW = "--rounds 2 --steps 3 --schedules 2 --kills 1 --parts all_killed byte_equal cost_mlp"
-_SIZE_FEW = "--models 500 1500 --trials 50 200 --workers 4 --seconds 3"
+_SIZE_FEW = "--models 1000 --trials 100 --workers 4 --seconds 3"
 
 ENTRIES = (
     Entry("timed", "overhead", 3, "--rounds 40"),
