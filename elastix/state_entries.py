@@ -17,6 +17,22 @@ OUTER = "outer_optimizer"
 _EXTRA = re.compile(r"@([^@/]+\.)?_extra_state")
 """What a State has under the name of a module's `get_extra_state`; not those of further models."""
 
+_FURTHER = re.compile(r"@module\d+")
+"""What names of tensors of further modules begin with."""
+
+
+def prefixes(modules: int) -> list[str]:
+    """What the names of tensors begin with, for each of so many modules."""
+    return ["", *(f"@module{number}/" for number in range(1, modules))]
+
+
+def is_of_module(name: str, state: State) -> bool:
+    """Whether an entry is a tensor of a module, and not of an object that is called like one."""
+    if not name.startswith("@"):
+        return True
+    owner = name.split("/")[0]
+    return _FURTHER.fullmatch(owner) is not None and owner not in state.meta
+
 
 def without_stage(state: State, names: Collection[str]) -> list[str]:
     """Parameters of a State's optimizers that are not among these."""

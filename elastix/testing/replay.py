@@ -39,6 +39,7 @@ from typing import Any
 import torch
 from torch.utils.data import Dataset
 
+from elastix import state_entries
 from elastix.data.cursor import count, merge, split, subtract
 from elastix.data.rehearsal import Rehearsal
 from elastix.data.source import Collate, Source, to_device
@@ -373,7 +374,7 @@ class _Replica:
 
     def prepare(self, objects: Sequence[Any]) -> None:
         modules = [o for o in objects if isinstance(o, torch.nn.Module)]
-        prefixes = ["", *(f"@module{i}/" for i in range(1, len(modules)))]
+        prefixes = state_entries.prefixes(len(modules))
         self.modules = dict(zip(prefixes, (m.to(self.device) for m in modules), strict=True))
         if self._replay.inherited and self._inherits is modules[0]:
             optimizers = [o for o in objects if isinstance(o, torch.optim.Optimizer)]

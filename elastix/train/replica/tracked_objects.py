@@ -7,7 +7,6 @@ Invariant: what a State holds for objects that do not exist yet is passed on as 
 """
 
 import copy
-import re
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -40,8 +39,6 @@ from elastix.train.replica.outlines import same
 _PASSING = "@passing buffers/"
 """What names begin with, in a State on its way to who joins, that are in no State that is kept."""
 _NAMED = 3  # tensors, in a message
-_FURTHER = re.compile(r"@module\d+")
-"""What names of tensors of further modules begin with."""
 
 
 class TrackedObjects:
@@ -136,7 +133,7 @@ class TrackedObjects:
             )
         for module in modules:
             _check_elements(module)
-        prefixes = ["", *(f"@module{i}/" for i in range(1, len(modules)))]
+        prefixes = state_entries.prefixes(len(modules))
         self.modules = dict(zip(prefixes, (m.to(device) for m in modules), strict=True))
         names = states.parameter_names(self.modules)
         for other in objects:
@@ -357,7 +354,7 @@ class TrackedObjects:
     def _look_for_tensors(self, state: State) -> None:
         """As one that no module here has: it would not be in what is stored next."""
         known = {prefix + n for prefix, module in self.modules.items() for n in module.state_dict()}
-        lost = [n for n in state.tensors if n not in known and _is_of_module(n, state)]
+        lost = [n for n in state.tensors if n not in known and state_entries.is_of_module(n, state)]
         if lost:
             more = f" and {len(lost) - _NAMED} more" if len(lost) > _NAMED else ""
             raise StateError(
@@ -496,14 +493,6 @@ class TrackedObjects:
         }
         prefixes = tuple(f"@{name}/" for name in optimizers)
         return late | {entry for entry in state.tensors if entry.startswith(prefixes)}
-
-
-def _is_of_module(name: str, state: State) -> bool:
-    """Whether an entry is a tensor of a module, and not of an object that is called like one."""
-    if not name.startswith("@"):
-        return True
-    owner = name.split("/")[0]
-    return _FURTHER.fullmatch(owner) is not None and owner not in state.meta
 
 
 def _beside(unclaimed: State, state: State) -> State:
