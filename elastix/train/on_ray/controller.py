@@ -65,7 +65,7 @@ from elastix.train.record.provenance import (
     installation,
     warn_of_other,
 )
-from elastix.train.record.start_or_resume import begin, take_up
+from elastix.train.record.start_or_resume import begin
 from elastix.train.replica.link import Life, Settings
 from elastix.train.replica.model_source import ModelSource
 
@@ -267,7 +267,6 @@ class Controller(Shell):
                 self._fail(TrainError(f"the run had failed: {ended.message}"))
             return False
         if again:
-            take_up(self._checkpoints, settings)
             stored = self._take_up()
             # While no one is in hand their calls are turned away, and they call again.
             found = takeover.take_stock(

@@ -25,6 +25,7 @@ from elastix.events import (
     StateStored,
     StepCommitted,
 )
+from elastix.observe import journal
 from elastix.store import Store
 from elastix.train.checkpoint.assembly import CheckpointEnded, Order, holder
 from elastix.train.checkpoint.coordinator import Checkpoints, Outlets
@@ -44,7 +45,7 @@ from elastix.train.control.conductor import Conductor
 from elastix.train.control.messages import Diverged, ToWorker
 from elastix.train.control.terms import RunTerms
 from elastix.train.record.logbook import Logbook
-from elastix.train.record.start_or_resume import paused_step
+from elastix.train.record.start_or_resume import OF_SCORES, paused_step, take_up
 from elastix.train.replica.link import Settings
 
 logger = logging.getLogger(__name__)
@@ -207,6 +208,8 @@ class Shell(ABC):
         It may have been so when it had said that States differ, and no more than that. Whoever held
         another one may be dead, and nobody would find it again.
         """
+        path = self._settings.directory / "journal.jsonl"
+        take_up(self._checkpoints, self._settings, journal.read_only(path, *OF_SCORES))
         with self._lock:
             unjudged = self._log.state.unjudged
             if unjudged is not None and self._settings.goes_back:

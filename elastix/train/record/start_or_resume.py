@@ -21,7 +21,9 @@ from elastix.train.checkpoint.coordinator import Checkpoints
 from elastix.train.control.run_state import RunState
 from elastix.train.replica.link import Settings
 
-_OF_STATES = (StateStored, StateDropped, ReplicasCompared, *KINDS)
+OF_SCORES = (RunStarted, StateStored)
+"""Events by which `take_up` knows which scores count."""
+_OF_STATES = (*OF_SCORES, StateDropped, ReplicasCompared, *KINDS)
 
 
 def begin(
@@ -39,7 +41,8 @@ def begin(
             gone; nothing was changed.
     """
     path = settings.directory / "journal.jsonl"
-    take_up(checkpoints, settings)
+    before = [*journal.read_only(path, *_OF_STATES)]
+    take_up(checkpoints, settings, before)
     last = checkpoints.last()
     if last is not None and not path.stat().st_size:
         raise NotFound(
@@ -47,7 +50,6 @@ def begin(
             f"{path} is gone, and with it the account of the samples that the State has seen. "
             "Nothing was started. Restore the journal from a backup, or give the run another name."
         )
-    before = [*journal.read_only(path, *_OF_STATES)]
     told = _unsound(checkpoints, before, goes_back=settings.goes_back)
     last = checkpoints.last()
     start = wanted.step if wanted.step is not None else (last.step if last else 0)
@@ -68,20 +70,26 @@ def begin(
     return told, replace(settings, left_out=LeftOut((*before, *told)).spans)
 
 
-def take_up(checkpoints: Checkpoints, settings: Settings) -> None:
-    """The journal is this process's alone, and so are the run's States from now on."""
+def take_up(checkpoints: Checkpoints, settings: Settings, before: Iterable[Event]) -> None:
+    """The journal is this process's alone, and so are the run's States from now on.
+
+    Args:
+        checkpoints: of the run.
+        settings: of its workers.
+        before: what the journal has; OF_SCORES alone are needed, and these only for `best`.
+    """
     source = settings.model_source
     parents = () if source is None else source.parents
-    checkpoints.take_up(parents, _scored_otherwise(settings))
+    checkpoints.take_up(parents, _scored_otherwise(settings, before))
 
 
-def _scored_otherwise(settings: Settings) -> set[str]:
+def _scored_otherwise(settings: Settings, before: Iterable[Event]) -> set[str]:
     """States that were stored while the run went by another metric than from now on."""
     ours = then = settings.checkpoint.best, settings.checkpoint.mode
     if settings.checkpoint.best is None:
         return set()  # it goes by none, and the best until now stays that
     found: set[str] = set()
-    for event in journal.read_only(settings.directory / "journal.jsonl", RunStarted, StateStored):
+    for event in before:
         if isinstance(event, RunStarted) and event.checkpoint:
             then = event.checkpoint.get("best"), event.checkpoint.get("mode", "max")
         elif isinstance(event, StateStored) and then != ours:
