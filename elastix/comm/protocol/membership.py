@@ -288,7 +288,11 @@ class Roster:
             # The caller ends it.
             self._drop(worker)
             return None
-        if worker not in self._members or worker in self._finished or worker in self.leaving:
+        if worker in self.leaving:
+            if worker not in self._members and worker not in self.holders:  # put back since
+                self.leaving.remove(worker)
+            return None
+        if worker not in self._members or worker in self._finished:
             return None
         self.leaving.append(worker)
         return self._advance()

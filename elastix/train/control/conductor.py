@@ -463,6 +463,10 @@ class Conductor:
 
     def _ready(self, worker: int, member: AtWork, message: Ready) -> None:
         if member.leaves:
+            if worker in self._shadows:  # which has lost its donor on its way in
+                self._push(self._roster.shadow_lonely(worker))
+                if worker not in self._roster.members:
+                    self._ask_to_leave(worker, member, member.leaves)
             return
         if worker not in self.state.started:
             self._write(

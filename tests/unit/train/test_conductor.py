@@ -645,6 +645,25 @@ def test_nobody_is_told_to_follow_one_that_was_dismissed():
     assert Tell(shadow, CatchUp((("host", 1),), shadow=True)) in actions
 
 
+def test_a_shadow_that_is_to_go_and_has_lost_its_donor_on_its_way_in_keeps_nobody_waiting():
+    """It would never hear of the boundary, the others would meet it, and so in each next group."""
+    world = World(2, spares=1, shadows=1)
+    world.play(40)
+    conductor = world.conductor
+    (shadow,) = world.shadows
+    (spare,) = set(world.alive) - {0, 1, shadow}
+    conductor.hear(0, Leave("notice"), 40.0)
+    called = conductor.membership
+    assert called.members == (1, shadow)
+    conductor.hear(shadow, Leave("notice"), 40.1)
+    conductor.ended(0, Outcome(kind=OutcomeKind.LEFT, generation=called.generation), 40.2)
+    actions = conductor.hear(shadow, Ready(("host", shadow), "", 40), 40.3)
+    assert EndWorker(shadow) in actions
+    assert conductor.membership.members == (1,)
+    conductor.hear(1, Entered(conductor.membership.generation), 40.4)
+    assert conductor.membership.members == (1, spare)
+
+
 @pytest.mark.parametrize("behind", [0, 1])
 def test_whoever_waited_in_vain_is_met_in_no_newer_group(behind):
     """It heard that nobody will come when the others were on their way into the next group."""

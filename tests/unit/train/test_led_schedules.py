@@ -50,6 +50,7 @@ def run_schedules(
         pytest.param({"kills": 2, "kill_every": 30, "replace": False}, 0, id="not replaced"),
         pytest.param({**SHADOWED, "kills": 3}, 1, id="shadow"),
         pytest.param({**SHADOWED, "kills": 4}, 2, id="shadows"),
+        pytest.param({**SHADOWED, "kills": 2, "leaves": 2}, 1, id="shadow and leavers"),
     ],
 )
 @pytest.mark.parametrize("takeovers", [0, 2])
