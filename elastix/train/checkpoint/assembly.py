@@ -189,8 +189,10 @@ class Assembly:
         self.why = withdrawn.why
         self.lost(worker)
 
-    def deliver(self, share: Share) -> None:
-        """Tensors are durable."""
+    def deliver(self, share: Share, worker: int) -> None:
+        """Tensors are durable. They do not count if another one was chosen since to write all."""
+        if self._writer is not None and worker // self.chief.places != self._writer:
+            return
         self.shares.append(share)
         self._done.update(share.infos)
         for name in share.infos:
@@ -259,15 +261,14 @@ class Assembly:
             return alike
         processes = Counter(holder // chief.places for holder in alike)
         whole = [worker for worker, number in processes.items() if number == chief.places]
-        writer = min(whole, default=None)
-        if writer is None:
+        if not whole:
             return alike
-        if self._writer not in (None, writer):
+        if self._writer not in whole:  # nor does one count of whose processes some were asked
+            self._writer = min(whole)
             self._done.clear()
             self._hands.clear()
             self.shares.clear()
-        self._writer = writer
-        return {h for h in alike if h // chief.places == writer}
+        return {h for h in alike if h // chief.places == self._writer}
 
     @property
     def complete(self) -> bool:
@@ -298,11 +299,12 @@ class Assembly:
 
     @property
     def chief(self) -> Offer:
-        """The offer of the lowest worker: its metadata and its score count."""
+        """The offer of the lowest worker, or of the one that writes all: what it says counts."""
         offers = self.offers or self._known
         if not offers:
             raise ValueError("nobody has offered this checkpoint yet")
-        return offers[min(offers)]
+        writes = [h for h, offer in self.offers.items() if h // offer.places == self._writer]
+        return offers[min(writes or offers)]
 
     @property
     def meta(self) -> dict[str, Any]:

@@ -276,7 +276,7 @@ class Checkpoints:
             case Offer():
                 assembly.offer(worker, message)
             case Delivered():
-                assembly.deliver(message.share)
+                assembly.deliver(message.share, worker)
             case Withdrawn(error=None):
                 logger.warning("no snapshot worker=%d step=%d: %s", worker, mark.step, message.why)
                 assembly.withdraw(worker, message)

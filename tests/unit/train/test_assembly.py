@@ -65,13 +65,13 @@ def test_what_belongs_together_is_written_by_one_worker():
     assert assembly.gathered(0.0, 1.0)
     (first,) = assembly.orders().values()
     assert set(first.names) == NAMES
-    assembly.deliver(share(["a", "c"]))
+    assembly.deliver(share(["a", "c"]), 0)
     assembly.lost(0)
     orders = assembly.orders()
     assert set(orders) == {1}
     assert set(orders[1].names) == NAMES
     assert not assembly.shares
-    assembly.deliver(share(NAMES))
+    assembly.deliver(share(NAMES), 1)
     assert assembly.complete
 
 
@@ -83,6 +83,30 @@ def test_of_crews_it_is_written_by_the_first_worker_all_of_whose_processes_have_
     assembly.lost(1)
     assert assembly.gathered(0.0, 1.0)
     assert set(assembly.orders()) <= {2, 3}
+
+
+def test_nothing_of_another_worker_is_in_what_belongs_together_if_its_processes_come_late():
+    members = (0, 1, 2, 3)
+    late = {
+        h: replace(crew_offer(h % 2, 2, members), by_one=True, meta={"of": h // 2}) for h in members
+    }
+    assembly = Assembly(MARK, 0.0)
+    for holder in (0, 3):  # each of another worker, whose other process is not through with it
+        assembly.offer(holder, late.pop(holder))
+    assert assembly.gathered(10.0, 10.0)
+    assert set(assembly.orders()) == {0, 3}
+    assembly.deliver(share(names_of(0, 2)), 0)
+    assembly.offer(2, late.pop(2))
+    assert set(assembly.orders()) == {2, 3}
+    assembly.offer(1, late.pop(1))
+    assembly.deliver(share(names_of(1, 2)), 3)
+    assembly.deliver(share(names_of(0, 2)), 0)
+    assert not assembly.orders()
+    assert not assembly.complete
+    assembly.deliver(share(names_of(0, 2)), 2)
+    assert assembly.complete
+    assert len(assembly.shares) == 2
+    assert assembly.chief.meta == {"of": 1}
 
 
 def test_tied_tensors_are_written_by_one_worker():
@@ -115,7 +139,7 @@ def test_what_a_lost_worker_did_not_deliver_is_asked_of_the_others():
     assembly = gathered(0, 1, 2)
     first = assembly.orders()
     delivered = first[1].names[-1:]  # not one of two that are tied
-    assembly.deliver(share(delivered))
+    assembly.deliver(share(delivered), 0)
     assembly.lost(1)
     again = [name for order in assembly.orders().values() for name in order.names]
     assert set(again) == set(first[1].names) - set(delivered)
@@ -142,7 +166,7 @@ def test_without_a_holder_it_is_hopeless_unless_all_was_delivered():
     assembly.lost(0)
     assert assembly.hopeless(0.0, 10.0)
     whole = gathered(0)
-    whole.deliver(share(NAMES))
+    whole.deliver(share(NAMES), 0)
     whole.lost(0)
     assert whole.complete
     assert not whole.hopeless(0.0, 10.0)
@@ -206,7 +230,7 @@ def test_what_a_lost_worker_had_in_hand_goes_to_those_who_have_least_in_theirs()
 def test_what_vanished_is_written_again():
     assembly = gathered(0, 1)
     assembly.orders()
-    assembly.deliver(share(NAMES))
+    assembly.deliver(share(NAMES), 0)
     assembly.vanished(["c"])
     assert not assembly.complete
     assert [n for order in assembly.orders().values() for n in order.names] == ["c"]
@@ -239,7 +263,7 @@ def test_any_schedule_of_losses_completes_while_one_holder_lives(data):
         names = {data.draw(st.sampled_from(sorted(in_hand[worker])))}
         in_hand[worker] -= names
         written |= names
-        assembly.deliver(share(names))
+        assembly.deliver(share(names), worker)
     assert assembly.complete
     assert written == NAMES
 
@@ -301,11 +325,11 @@ def test_a_place_without_a_holder_is_hopeless_however_many_others_live():
     assert assembly.hopeless(0.0, 10.0)
     assert not assembly.complete
     written = crews(2, 2)
-    written.deliver(share(names_of(1, 2)))
+    written.deliver(share(names_of(1, 2)), 0)
     written.lost(1)
     written.lost(3)
     assert not written.hopeless(0.0, 10.0)
-    written.deliver(share(names_of(0, 2)))
+    written.deliver(share(names_of(0, 2)), 0)
     assert written.complete
     assert orders
 
@@ -318,7 +342,7 @@ def test_a_place_that_nobody_has_spoken_for_is_not_taken_for_nothing():
     assembly.lost(1)
     assert assembly.gathered(0.0, 10.0)
     assembly.orders()
-    assembly.deliver(share(names_of(0, 2)))
+    assembly.deliver(share(names_of(0, 2)), 0)
     assert not assembly.complete
     assert assembly.hopeless(0.0, 10.0)
 
@@ -364,7 +388,7 @@ def any_schedule(chance):
             name = chance.choice(sorted(in_hand[process]))
             in_hand[process].discard(name)
             written.add(name)
-            assembly.deliver(share({name}))
+            assembly.deliver(share({name}), process)
         elif what == "again":
             process = chance.choice(busy)
             in_hand[process].clear()
