@@ -3,7 +3,8 @@
 Conductor, RunState, Shadows, Roster and GroupProtocol are those that ship, and so is what workers
 tell the journal (ReplicatedEvents). Made up are the network, processes, what is stored, and the
 time. What a worker says must arrive (messages.MUST_ARRIVE) is said until somebody has heeded it;
-whatever else it says, and all that a conductor says, may be lost with that.
+whatever else it says may be lost with a conductor, or be heard by the next one, and all that a
+conductor says may be lost. A worker that is taken for lost may live, and go on for a while.
 
 Each State has with it what it comes from: the steps that were taken, and the samples. So that
 nothing is lost or doubled is seen from the journal and from the States themselves, whatever became
@@ -181,9 +182,11 @@ class LedSimulation(Simulation):
         stops: bool = False,
         flips: int = 0,
         voids: int = 0,
+        silent: int = 0,
         **broken,
     ) -> None:
         self.takeovers_left, self.flips_left, self.voids_left = takeovers, flips, voids
+        self.silent_left = silent
         self.stops = stops
         self.left_out: dict = {}  # of what workers are told that are started now
         self.unsound: set = set()  # eras of what is given up, as workers have parted in them
@@ -348,6 +351,9 @@ class LedSimulation(Simulation):
             self.flip()
         elif self.voids_left and not self.choose(3):
             self.void()
+        elif self.silent_left and not self.choose(3):
+            self.silent_left -= 1
+            self.take_out()
         elif self.takeovers_left and not self.choose(2):
             self.take_over()
         elif self.mishaps_left > self.scenario.kills + self.scenario.hiccups:
@@ -511,7 +517,9 @@ class LedSimulation(Simulation):
         )
 
     def lose_messages(self, worker) -> None:
-        worker.outbox = deque(one for one in worker.outbox if one[0] in _MUST_ARRIVE)
+        worker.outbox = deque(
+            one for one in worker.outbox if one[0] in _MUST_ARRIVE or not self.choose(2)
+        )
         if worker.heeded is not None and not self.choose(2):  # it was not told that it was heard
             worker.outbox.appendleft(worker.heeded)
         worker.heeded = None
@@ -522,7 +530,7 @@ class LedSimulation(Simulation):
         self.lose_mail(worker)
 
     def take_out(self) -> None:
-        """The old controller takes a worker for lost that lives, and dies before it ends it."""
+        """The controller takes a worker for lost that lives, and ends it later, or dies before."""
         able = [w for w in self.workers if w.alive and w.me in self.conductor.workers]
         if able and self.conductor.phase is Phase.RUNNING:
             worker = able[self.choose(len(able))]
@@ -649,7 +657,11 @@ class LedSimulation(Simulation):
     def conclude(self, worker, want) -> None:
         """As there, within the history that this one has a part in."""
         kept = self.records, self.evaluated
-        self.records, self.evaluated = self.eras.setdefault(worker.era, ({}, {}))
+        # Who was taken for lost may go on in a group that it had entered, and nobody heeds it.
+        lost = worker.me in self.conductor.state.out
+        self.records, self.evaluated = (
+            ({}, {}) if lost else self.eras.setdefault(worker.era, ({}, {}))
+        )
         try:
             super().conclude(worker, want)
         finally:

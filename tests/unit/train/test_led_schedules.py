@@ -24,12 +24,13 @@ def run_schedules(
     stops: bool = False,
     flips: int = 0,
     voids: int = 0,
+    silent: int = 0,
 ) -> Counter[str]:
     seen: Counter[str] = Counter()
     for seed in seeds:
         choose = chooser(seed)
         scenario = scenario_of(choose, **fixed)
-        options = takeovers, shadows, stops, flips, voids
+        options = takeovers, shadows, stops, flips, voids, silent
         try:
             seen += LedSimulation(scenario, choose, *options).run().seen
         except (Violation, TrainError, KeyError) as error:
@@ -60,6 +61,27 @@ def test_nothing_is_lost_or_told_twice_under_any_conductor(fixed, shadows, takeo
     failed = seen["failed"] if not fixed.get("replace", True) else 0
     assert seen["finished"] + failed == schedules, seen
     assert seen["another controller"] >= takeovers * schedules / 2, seen
+
+
+@pytest.mark.parametrize(
+    ("fixed", "shadows"),
+    [
+        pytest.param({**FEW, "kills": 2, "leaves": 2}, 0, id="joiners"),
+        pytest.param(
+            {**FEW, "kills": 1, "kill_every": 30, "leaves": 2, "slices": 4}, 0, id="slices"
+        ),
+        pytest.param({"kills": 1, "kill_every": 15, "length": 8, "epochs": 1}, 0, id="founding"),
+        pytest.param({**SHADOWED, "kills": 2, "leaves": 1}, 2, id="shadows"),
+    ],
+)
+@pytest.mark.parametrize("takeovers", [0, 2])
+@pytest.mark.parametrize("schedules", [40, pytest.param(3000, marks=MANY)])
+def test_nothing_comes_of_a_worker_that_is_taken_for_lost_and_lives(
+    fixed, shadows, takeovers, schedules
+):
+    seen = run_schedules(range(schedules), fixed, shadows, takeovers, silent=2)
+    assert seen["finished"] == schedules, seen
+    assert seen["taken for lost"] > schedules / 3, seen
 
 
 @pytest.mark.parametrize(
