@@ -200,7 +200,8 @@ class Conductor:
             self._workers[one.worker].ready = one.ready
             self._place(one.worker, one.node, one.lifeline)
             self._detector.hear(one.worker, Heartbeat(), now)
-        self._next_worker = max([-1, *state.started, *known, *self._workers]) + 1
+        # Also of those that could not be started: whoever takes over next takes them for gone.
+        self._next_worker = max([-1, *state.started, *state.out, *known, *self._workers]) + 1
         for one in present:
             if one.shadow:
                 self._shadows.level(one.worker, one.operation)

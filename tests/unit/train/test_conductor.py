@@ -690,6 +690,29 @@ def test_another_conductor_that_misses_a_founder_it_never_heard_of_says_what_it_
     assert str(conductor.error).startswith("some workers were gone before the group")
 
 
+def test_another_conductor_gives_nobody_the_id_of_one_that_could_not_be_started():
+    """A third one would end whoever has it, as the journal has it that this one is gone."""
+    state = RunState()
+    for event in (
+        WorkerStarted(worker=0, pid=1, node="", device="cpu"),
+        GenerationFormed(generation=1, members=(0,), cause="start", urgent=True),
+        WorkerNotStarted(worker=1, cause="died"),
+        StepCommitted(step=1, generation=1, world_size=1, batches=()),
+    ):
+        state.take(event)
+    conductor = Conductor(World(1).terms)
+    conductor.take_over(state, [ready(0, holder=True)], {0}, Resumed(step=0, ref=""), 1.0)
+    started = conductor.room(1, more=False, now=3.0)
+    assert started == [StartWorker(2)]
+    for event in (
+        WorkerStarted(worker=2, pid=2, node="", device="cpu"),
+        GenerationFormed(generation=3, members=(0, 2), cause="join", urgent=False),
+    ):
+        state.take(event)
+    found = [ready(worker, holder=True) for worker in (0, 2)]
+    assert [one.worker for one in state.of_use(found)] == [0, 2]
+
+
 def ready(worker: int, *, holder: bool = False, **more: Any) -> Found:
     return Found(
         worker=worker,
