@@ -27,6 +27,7 @@ from elastix.state import raw_bytes
 from elastix.train.on_ray import takeover
 from tests import crew_runs
 from tests.chaos.test_controller import (
+    alive,
     controller_pid,
     events_of,
     free,  # noqa: F401 - for each test here too
@@ -170,3 +171,45 @@ def test_a_controller_that_is_ended_for_good_leaves_no_process_of_a_crew(cluster
     thread.join(100)
     assert isinstance(box["error"], elastix.ControllerLost)
     nobody_left(tmp_path)
+
+
+def beginning(marks, ctx):
+    """Up to `prepare` when the controller is killed that all processes have met by."""
+    (marks / f"{ctx.worker}-{ctx.place} is up").touch()
+    until((marks / "dead").exists)
+    crew_runs.train(ctx)
+
+
+@pytest.mark.parametrize(
+    "when",
+    [pytest.param("before another one comes", marks=pytest.mark.slow), "after another one came"],
+)
+def test_a_controller_is_killed_while_crews_that_found_the_group_build_their_models(
+    cluster, tmp_path, when
+):
+    config = crew_runs.configure(tmp_path, samples=60, epochs=2)
+    trainer = elastix.ElasticTrainer(
+        functools.partial(beginning, tmp_path),
+        config=config,
+        scaling=elastix.ScalingConfig(num_workers=2, crew={"shard": 2}),
+        run=elastix.RunConfig(name="chaos", store=str(tmp_path)),
+        quiet=True,
+    )
+    thread, box = in_background(trainer.fit)
+    until(lambda: len(list(tmp_path.glob("* is up"))) == 4)
+    controller = controller_pid(tmp_path)
+    os.kill(controller, signal.SIGKILL)
+    until(lambda: not alive(controller))
+    if when == "after another one came":
+        until(lambda: leads(tmp_path))
+    (tmp_path / "dead").touch()
+    thread.join(300)
+    assert "error" not in box, repr(box.get("error"))
+    crew_runs.assert_laws(config, list(box["result"].events), {"shard": 2})
+    assert {event.step for event in events_of(tmp_path, Resumed)} <= {0}
+    nobody_left(tmp_path)
+
+
+def leads(store):
+    with contextlib.suppress(ValueError, ray.exceptions.RayError):  # it is on its way
+        return controller_pid(store)

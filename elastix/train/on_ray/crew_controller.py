@@ -186,7 +186,11 @@ class CrewController(CrewShell, Controller):
         self._slots.take_over(list(self._places.values()), unused)
 
     def _find(self, actors: Mapping[int, Any], present: Sequence[Presence]) -> list[Found]:
-        """Workers that are whole. What is left of others is ended: another one is not far."""
+        """Workers that are whole. What is left of others is ended: another one is not far.
+
+        So are those that are not up to `prepare`: until then their processes meet by the controller
+        that was killed, and they would raise.
+        """
         size = self._plan.scaling.processes
         whole: dict[int, list[Presence]] = {}
         for one in sorted(present, key=lambda one: one.place):
@@ -194,7 +198,10 @@ class CrewController(CrewShell, Controller):
         whole = {
             worker: places
             for worker, places in whole.items()
-            if worker >= 0 and len(places) == size and not any(one.broken for one in places)
+            if worker >= 0
+            and len(places) == size
+            and places[0].ready
+            and not any(one.broken for one in places)
         }
         for one in present:
             if one.worker not in whole:

@@ -29,6 +29,7 @@ from elastix.train.control.messages import (
 from elastix.train.control.run_state import RunState
 from elastix.train.control.terms import RunTerms
 from elastix.train.on_ray.crew_controller import CrewController
+from elastix.train.on_ray.takeover import Presence
 from elastix.train.record.conductor_shell import Shell
 
 
@@ -295,6 +296,37 @@ def test_a_spare_that_loses_a_process_is_replaced_and_the_group_stays_as_it_is(s
     spared.says(0, RecordEvents(((1, step(1, generation=1)),)))
     assert spared._crews.of(3) == [4, 6]
     assert len(spared.of(GenerationFormed)) == 1
+
+
+def present(process, worker, place, *, ready):
+    return Presence(
+        process=process,
+        worker=worker,
+        place=place,
+        broken=False,
+        slot=Slot(process, "a"),
+        pid=1,
+        node="a",
+        device="cpu",
+        generation=0,
+        catch_up=None,
+        ready=ready and not place,
+        holder=False,
+        shadow=False,
+        operation=-1,
+        lifeline="",
+        noticed=False,
+        left_out={},
+    )
+
+
+def test_crews_that_are_not_up_to_prepare_go_on_with_no_other_controller(controller):
+    """Their processes meet by the one that was killed, and would end the run with an error."""
+    controller._plan.scaling = SimpleNamespace(processes=2)
+    controller._settings.left_out = {}
+    there = [present(n, n // 2, n % 2, ready=n < 2) for n in range(4)]
+    assert [one.worker for one in controller._find({0: None, 3: None}, there)] == [0]
+    assert [process.ended for process in controller.started] == ["", "", "killed", "killed"]
 
 
 def step(number, generation):
