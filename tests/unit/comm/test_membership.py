@@ -738,3 +738,19 @@ def test_whoever_was_on_its_way_in_waits_again_when_all_others_are_lost(heir):
     else:
         assert brief(roster.start_over(heir)) == (3, (heir,), True, "shadow")
         assert brief(roster.entered(heir, 3)) == (4, (heir, 2), False, "join")
+
+
+def test_a_shadow_that_was_to_leave_and_was_put_back_outside_is_gone_when_it_leaves_there():
+    roster = founded(0, 1, size=2)
+    roster.shadow_level(5)
+    roster.ready(7)
+    called = roster.leave(0)
+    assert called is not None
+    assert called.members == (1, 5)  # the shadow comes in where 7 would
+    assert roster.leave(5) is None
+    again = roster.shadow_lonely(5)
+    assert again is not None
+    assert 5 not in again.members
+    roster.leave(5)
+    assert 5 not in roster.leaving
+    assert not roster.level_shadows
