@@ -113,6 +113,7 @@ class Conductor:
         self._released: dict[int, float] = {}  # through with their work, and since when
         self._suspicions: dict[int, float] = {}  # generation to when it is made anew, if it stands
         self._next_worker = 0
+        self._unspent = 0  # numbers of workers that are not here, and of which nothing was told
         self._room, self._more = 0, False
         self._draining: Collection[str] = ()
         self._partly: Collection[int] = ()
@@ -202,6 +203,7 @@ class Conductor:
             self._detector.hear(one.worker, Heartbeat(), now)
         # Also of those that could not be started: whoever takes over next takes them for gone.
         self._next_worker = max([-1, *state.started, *state.out, *known, *self._workers]) + 1
+        self._unspent = self._next_worker - len(state.out.union(self._workers))
         for one in present:
             if one.shadow:
                 self._shadows.level(one.worker, one.operation)
@@ -722,7 +724,8 @@ class Conductor:
         if self._failure.replace or not self._gathers:
             return
         founders, least = self._terms.founders, self._terms.min_workers
-        left = len(self._workers) + max(0, founders - self._next_worker)
+        unspent = self._unspent if self._more or self._room else 0
+        left = len(self._workers) + max(0, founders - self._next_worker + unspent)
         if left >= founders:
             return
         if left >= max(1, least):

@@ -690,6 +690,22 @@ def test_another_conductor_that_misses_a_founder_it_never_heard_of_says_what_it_
     assert str(conductor.error).startswith("some workers were gone before the group")
 
 
+def test_another_conductor_starts_founders_again_that_were_not_lost_also_if_nobody_is_replaced():
+    """They were ended with the one before, or as they had met by it."""
+    conductor = Conductor(World(2, replace=False).terms)
+    conductor.take_over(RunState(), [], {0, 1}, Resumed(step=0, ref=""), 1.0)
+    conductor.room(0, more=True, now=1.0)
+    conductor.tick(1.2)
+    assert conductor.error is None
+    assert conductor.room(2, more=False, now=2.0) == [StartWorker(2), StartWorker(3)]
+    conductor.tick(2.2)
+    assert conductor.error is None
+    conductor.died(2, 3.0)
+    conductor.died(3, 3.0)
+    conductor.tick(3.2)
+    assert isinstance(conductor.error, QuorumLost)
+
+
 def test_another_conductor_gives_nobody_the_id_of_one_that_could_not_be_started():
     """A third one would end whoever has it, as the journal has it that this one is gone."""
     state = RunState()
