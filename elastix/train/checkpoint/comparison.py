@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from elastix.comm.protocol.calls import name
 from elastix.errors import ReplicasDiffer
-from elastix.events import ReplicasCompared
+from elastix.events import ReplicasCompared, ReplicasDiverged
 from elastix.train.checkpoint import state_digests
 from elastix.train.checkpoint.assembly import CheckpointId
 
@@ -196,6 +196,15 @@ def fault(found: ReplicasCompared, equal_step: int | None) -> ReplicasDiffer:
     )
 
 
+def fault_before(found: ReplicasDiverged) -> ReplicasDiffer:
+    """The same, where whoever led the run was killed as it had said that, and no more."""
+    return _differ(
+        found,
+        "The run was stopped by another controller: the one before had found that, and was killed "
+        "before it could. Calling fit() again goes on from the last stored State.",
+    )
+
+
 def _places_differ(step: int, worker: int, names: Sequence[str]) -> ReplicasDiffer:
     more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
     return ReplicasDiffer(
@@ -230,7 +239,7 @@ def parted_from_lost(step: int, workers: Sequence[int]) -> ReplicasDiffer:
     )
 
 
-def _differ(found: ReplicasCompared, what_was_done: str) -> ReplicasDiffer:
+def _differ(found: ReplicasCompared | ReplicasDiverged, what_was_done: str) -> ReplicasDiffer:
     rest = [worker for worker in found.workers if worker not in found.apart]
     one = len(found.apart) == 1
     if rest:

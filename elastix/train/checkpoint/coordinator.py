@@ -123,21 +123,44 @@ class Checkpoints:
         ref = newest(self.store, self._run)
         return next((kept for kept in self._kept if kept.ref == ref), None)
 
+    def choose(self, step: int | None = None, sound: Collection[int] | None = None) -> Kept | None:
+        """The last State, or that of an older step. Nothing is changed.
+
+        Args:
+            step: the older one.
+            sound: of these steps there are States that may be gone on from; None: of any.
+
+        Raises:
+            NotFound: no State of that step is kept, or it is not gone on from.
+        """
+        kept, chosen = self._kept, self.last()
+        if sound is not None:
+            there = [one for one in kept if one.step in sound]
+            chosen = max(there, key=lambda one: one.step, default=None)
+            kept = [one for one in kept if chosen is not None and one.step <= chosen.step]
+        if step is None:
+            return chosen
+        found = next((one for one in kept if one.step == step), None)
+        if found is not None:
+            return found
+        why = f"run {self._run!r} has no State of step {step}"
+        if any(one.step == step for one in self._kept):
+            why = (
+                f"run {self._run!r} does not go on from its State of step {step}: workers held "
+                "different States, and it may have been computed from what is wrong"
+            )
+        steps = sorted(one.step for one in kept)
+        todo = "Choose one of these" if steps else "Leave the step out: it begins anew"
+        raise NotFound(f"{why}; kept are {steps}. Nothing was changed. {todo}.")
+
     def go_on_from(self, step: int | None = None) -> Kept | None:
         """Begin at the last State, or at that of an older step; later ones are then dropped.
 
         Raises:
             NotFound: no State of that step is kept; nothing was changed.
         """
-        chosen = self.last()
-        if step is not None:
-            chosen = next((kept for kept in self._kept if kept.step == step), None)
-            if chosen is None:
-                steps = sorted(kept.step for kept in self._kept)
-                raise NotFound(
-                    f"run {self._run!r} has no State of step {step}; kept are {steps}. Nothing was "
-                    "changed. Choose one of these."
-                )
+        chosen = self.choose(step)
+        if step is not None and chosen is not None:
             self.store.tag(f"{self._run}/last", chosen.ref)
         # Also those that whoever went back before was killed before it had dropped: they would
         # stand in the way of what is stored from here on.
@@ -158,8 +181,7 @@ class Checkpoints:
             That State; and what belongs into the journal.
         """
         dropped = []
-        there = [kept for kept in self._kept if kept.step in steps]
-        chosen = max(there, key=lambda kept: kept.step, default=None)
+        chosen = self.choose(sound=steps)
         if chosen is not None:
             self.store.tag(f"{self._run}/last", chosen.ref)
         for later in list(self._kept):

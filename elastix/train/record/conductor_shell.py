@@ -28,6 +28,7 @@ from elastix.events import (
 from elastix.observe import journal
 from elastix.store import Store
 from elastix.train.checkpoint.assembly import CheckpointEnded, Order, holder
+from elastix.train.checkpoint.comparison import fault_before
 from elastix.train.checkpoint.coordinator import Checkpoints, Outlets
 from elastix.train.control.actions import (
     Action,
@@ -206,7 +207,8 @@ class Shell(ABC):
         """The shell that led the run was killed: where it goes on from if nobody has the State.
 
         It may have been so when it had said that States differ, and no more than that. Whoever held
-        another one may be dead, and nobody would find it again.
+        another one may be dead, and nobody would find it again. So all go back, or the run ends, as
+        it would have.
         """
         path = self._settings.directory / "journal.jsonl"
         take_up(self._checkpoints, self._settings, journal.read_only(path, *OF_SCORES))
@@ -214,6 +216,8 @@ class Shell(ABC):
             unjudged = self._log.state.unjudged
             if unjudged is not None and self._settings.goes_back:
                 self._emit(unjudged)
+            elif unjudged is not None:
+                self._conductor.fail(fault_before(unjudged))
             return self._stored()
 
     def _go_back(self) -> None:

@@ -1,6 +1,6 @@
 """How a run begins or goes on: which State, what its journal is told, what its workers are told."""
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import replace
 
 from elastix.config import RestoreConfig
@@ -50,17 +50,18 @@ def begin(
             f"{path} is gone, and with it the account of the samples that the State has seen. "
             "Nothing was started. Restore the journal from a backup, or give the run another name."
         )
-    told = _unsound(checkpoints, before, goes_back=settings.goes_back)
-    last = checkpoints.last()
-    start = wanted.step if wanted.step is not None else (last.step if last else 0)
-    leave_out = wanted.leave_out
+    told, sound = _unsound(before, exact=settings.exact)
+    chosen = checkpoints.choose(wanted.step, sound)
+    leave_out, start = wanted.leave_out, chosen.step if chosen else 0
     new = restore.samples_of(leave_out, journal.read(path), start) if leave_out else {}
-    chosen = checkpoints.go_on_from(wanted.step)
     if new and chosen is None:
         raise ConfigError(
             "leave_out needs a stored State to go back to, and the run has none. Nothing was "
             "changed. Begin it under another name, without those samples in the dataset."
         )
+    if sound is not None:
+        told += checkpoints.go_back_to(sound)[1]
+    checkpoints.go_on_from(wanted.step)
     paused = paused_step(settings)
     if paused > start:
         told.append(Resumed(step=paused, ref=""))
@@ -104,15 +105,22 @@ def paused_step(settings: Settings) -> int:
     return 0 if state is None else int(state.meta["step"])
 
 
-def _unsound(checkpoints: Checkpoints, before: Iterable[Event], *, goes_back: bool) -> list[Event]:
-    """What a run that was killed did not come to say, and to drop, when States had differed."""
+def _unsound(before: Iterable[Event], *, exact: bool) -> tuple[list[Event], Collection[int] | None]:
+    """What a run that was killed did not come to say, and to drop, when States had differed.
+
+    Args:
+        before: what its journal has.
+        exact: it is to have the bytes of a run in which they had not, whether or not the next one
+            compares them in each step.
+
+    Returns:
+        What the journal lacks; and see RunState.sound.
+    """
     state = RunState()
     told: list[Event] = []
     for event in before:
         state.take(event)
-    if goes_back and state.unjudged is not None:
+    if exact and state.unjudged is not None:
         told.append(state.unjudged)
         state.take(state.unjudged)
-    if state.sound is not None:
-        told += checkpoints.go_back_to(state.sound)[1]
-    return told
+    return told, state.sound

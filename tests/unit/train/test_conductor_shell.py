@@ -5,6 +5,7 @@ from dataclasses import replace
 from types import SimpleNamespace
 from unittest.mock import ANY
 
+import pytest
 import torch
 
 from elastix.config import CheckpointConfig, FailureConfig, RestoreConfig
@@ -246,8 +247,27 @@ def test_states_that_differ_are_gone_back_for_by_another_shell_if_the_one_before
     shell._close()
 
 
-def test_states_that_differ_are_gone_back_for_by_the_next_run_if_this_one_was_killed(tmp_path):
+@pytest.mark.parametrize("crew", [{}, {"shard": 2}], ids=["no sentinel", "crews"])
+def test_a_run_that_does_not_go_back_for_them_is_ended_by_another_shell(tmp_path, crew):
+    """As it would have been by the one before. It went on, with whoever was left."""
+    before, *_ = differs_and_is_killed(tmp_path)
+    shell = Alone(tmp_path, before.opening)
+    shell._settings = replace(shell._settings, sentinel=False, crew=crew)
+    shell._take_up()
+    shell._close()
+    (ended,) = (event for event in shell.events if isinstance(event, RunEnded))
+    assert ended.outcome == "failed"
+    assert "workers 0 and 2 hold different States" in ended.message
+    assert "another controller" in ended.message
+
+
+@pytest.mark.parametrize("sentinel", [True, False])
+def test_states_that_differ_are_gone_back_for_by_the_next_run_if_this_one_was_killed(
+    tmp_path, sentinel
+):
+    """Whether that compares them in each step, or not. It went on from the last one."""
     shell, first, second = differs_and_is_killed(tmp_path)
+    shell._settings = replace(shell._settings, sentinel=sentinel)
     kept = coordinator.Checkpoints(Store(tmp_path / "store"), "r", CheckpointConfig())
     may_differ = replace(shell._settings, exact=False)
     assert begin(kept, may_differ, RestoreConfig())[0] == [Resumed(step=8, ref=second.ref, t=ANY)]
