@@ -1,6 +1,7 @@
 """From what a run goes on: which stored State, and which samples are left out. No Ray."""
 
 import copy
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -26,12 +27,14 @@ def samples_of(
         ConfigError: a step is part of the State already, or the journal has none of that number.
     """
     batches: dict[int, StepCommitted] = {}  # of very many those that are asked for
-    last = 0
+    last, back = 0, math.inf  # to where it went back since: until others come, a number says which
     for event in events:
         if isinstance(event, Resumed):
-            batches = {step: batch for step, batch in batches.items() if step <= event.step}
-            last = min(last, event.step)
+            back = min(back, event.step)
         elif isinstance(event, StepCommitted):
+            if event.step > back:
+                batches = {step: batch for step, batch in batches.items() if step <= back}
+                last, back = 0, math.inf
             last = max(last, event.step)
             if event.step in steps:
                 batches[event.step] = event

@@ -7,8 +7,17 @@ import pytest
 import torch
 
 from elastix.config import CheckpointConfig, RestoreConfig
-from elastix.errors import NotFound
-from elastix.events import Resumed, RunStarted, StateStored
+from elastix.errors import ConfigError, NotFound
+from elastix.events import (
+    BatchShares,
+    ReplicasDiverged,
+    Resumed,
+    RunStarted,
+    SamplesLeftOut,
+    StateDropped,
+    StateStored,
+    StepCommitted,
+)
 from elastix.observe.journal import Journal
 from elastix.state import State
 from elastix.store import Store
@@ -116,3 +125,82 @@ def test_scores_by_another_metric_are_not_compared_with_those_of_this_one(tmp_pa
         begin(checkpoints, settings(tmp_path, **other), RestoreConfig())
         assert checkpoints.last().score == score
         checkpoints.close()
+
+
+def parted(directory):
+    """Workers had parted unseen, and the run was killed as it had said so: only step 4 is sound."""
+    refs = stored(directory, 2, 4, 8)
+    opened(directory).close()
+    with Journal(directory / "journal.jsonl") as journal:
+        for step, ref in refs.items():
+            journal.append(
+                StateStored(
+                    ref=ref,
+                    step=step,
+                    reason="every_steps",
+                    compared=step == 4,
+                    stored_bytes=1,
+                    store_s=0.1,
+                )
+            )
+        journal.append(
+            ReplicasDiverged(
+                step=9, workers=(0, 1), apart=(1,), parts=("model",), cure="went back", unseen=True
+            )
+        )
+    return refs
+
+
+@pytest.mark.parametrize(
+    ("wanted", "error", "why"),
+    [
+        (
+            RestoreConfig(step=8),
+            NotFound,
+            r"not go on from its State of step 8.* kept are \[2, 4\]",
+        ),
+        (RestoreConfig(step=6), NotFound, r"no State of step 6; kept are \[2, 4\]"),
+        (RestoreConfig(step=2, leave_out=[3]), ConfigError, "the journal does not have"),
+        (RestoreConfig(leave_out=[3]), ConfigError, "State after step 4, which has learnt"),
+    ],
+)
+def test_what_is_refused_changes_nothing_where_workers_had_parted(tmp_path, wanted, error, why):
+    """States were dropped, and the error said that nothing was changed."""
+    refs = parted(tmp_path)
+    checkpoints = Checkpoints(Store(tmp_path / "store"), "r", CheckpointConfig())
+    before = checkpoints.store.tags()
+    with pytest.raises(error, match=why + ".*Nothing was changed"):
+        begin(checkpoints, settings(tmp_path), wanted)
+    assert checkpoints.store.tags() == before
+    told, _ = begin(checkpoints, settings(tmp_path), RestoreConfig(step=2))
+    assert told == [
+        StateDropped(ref=refs[8], step=8, t=ANY),
+        Resumed(step=2, ref=refs[2], t=ANY),
+    ]
+    checkpoints.close()
+
+
+def test_what_was_to_be_left_out_can_be_if_the_run_was_killed_before_it_said_so(tmp_path):
+    """It had said that it goes back, and no step was taken since: the numbers mean the old ones."""
+    refs = stored(tmp_path, 8)
+    opened(tmp_path).close()
+    with Journal(tmp_path / "journal.jsonl") as journal:
+        for step in range(1, 11):
+            batch = BatchShares(loader=0, epoch=0, shares={0: ((4 * step, 4 * step + 4),)})
+            journal.append(StepCommitted(step=step, generation=1, world_size=1, batches=(batch,)))
+        journal.append(Resumed(step=8, ref=refs[8]))
+    checkpoints = Checkpoints(Store(tmp_path / "store"), "r", CheckpointConfig())
+    wanted = RestoreConfig(step=8, leave_out=[9])
+    told, to_workers = begin(checkpoints, settings(tmp_path), wanted)
+    assert told == [
+        Resumed(step=8, ref=refs[8], t=ANY),
+        SamplesLeftOut(loader=0, spans=((36, 40),), t=ANY),
+    ]
+    assert to_workers.left_out == {0: ((36, 40),)}
+    with Journal(tmp_path / "journal.jsonl") as journal:
+        journal.append(StepCommitted(step=9, generation=1, world_size=1, batches=()))
+    again, _ = begin(checkpoints, settings(tmp_path), wanted)  # 9 is another one now
+    assert again == [Resumed(step=8, ref=refs[8], t=ANY)]
+    with pytest.raises(ConfigError, match=r"names step 10, .*its last is 9"):
+        begin(checkpoints, settings(tmp_path), RestoreConfig(step=8, leave_out=[10]))
+    checkpoints.close()
