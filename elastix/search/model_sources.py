@@ -239,6 +239,12 @@ class TrialModelSource(_FromStore):
             return None
         return opened(self.store).get(self._paused)
 
+    def paused_step(self) -> int:
+        """See ModelSource."""
+        if self._paused is None:
+            return 0
+        return int(opened(self.store).manifest(self._paused).meta["step"])
+
     def place(self) -> State | None:
         """See ModelSource."""
         if not self._in_place or self._parent is None or self._paused is not None:
@@ -322,6 +328,10 @@ class StoredModelSource(_FromStore):
     def resume(self) -> State | None:
         """The run keeps its States itself."""
         return None
+
+    def paused_step(self) -> int:
+        """The run keeps its States itself."""
+        return 0
 
     def place(self) -> State | None:
         """It begins at the beginning."""

@@ -101,8 +101,7 @@ def _scored_otherwise(settings: Settings, before: Iterable[Event]) -> set[str]:
 def paused_step(settings: Settings) -> int:
     """The last step in the State that was left at a pause, from which workers begin; 0 for none."""
     source = settings.model_source
-    state = None if source is None else source.resume()
-    return 0 if state is None else int(state.meta["step"])
+    return 0 if source is None else source.paused_step()
 
 
 def _unsound(before: Iterable[Event], *, exact: bool) -> tuple[list[Event], Collection[int] | None]:

@@ -104,6 +104,10 @@ class ModelSource(Protocol):
         """The State that this very run goes on from; None to begin."""
         ...
 
+    def paused_step(self) -> int:
+        """The last step in what `resume` gives, of which nothing else is read; 0 to begin."""
+        ...
+
     def place(self) -> State | None:
         """The State in whose place a run begins that has inherited; None: at the beginning."""
         ...

@@ -202,6 +202,20 @@ def test_a_layer_that_is_used_twice_is_inherited_once_and_whole(tmp_path: Path) 
         let_go(opener)
 
 
+def test_of_a_pause_the_step_alone_is_read_to_see_where_it_stands(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A controller looks there each time that all go back, and others wait for it."""
+    terms = terms_in(tmp_path)
+    with terms.store.open() as store:
+        ref = store.put(State({"w": torch.ones(3)}, {"step": 6}))
+    source = TrialModelSource(terms, 0, {}, paused=ref)
+    begins = TrialModelSource(terms, 1, {})
+    monkeypatch.delattr(Store, "get")
+    assert (source.paused_step(), begins.paused_step()) == (6, 0)
+    model_sources.let_go(terms.store)
+
+
 def test_of_a_model_that_is_left_it_is_said_how_large_it_is_and_what_of_it_is_new(
     tmp_path: Path,
 ) -> None:

@@ -192,7 +192,7 @@ def test_what_a_run_did_not_live_to_drop_the_next_one_does_not_go_on_from(tmp_pa
 def test_a_trial_that_has_stored_nothing_since_its_pause_goes_back_to_that(tmp_path):
     """Its workers begin from there. The journal told of the beginning, and of lost steps."""
     shell = Alone(tmp_path)
-    paused = SimpleNamespace(parents=(), resume=lambda: State({}, {"step": 6}))
+    paused = SimpleNamespace(parents=(), paused_step=lambda: 6)
     shell._settings = replace(shell._settings, model_source=paused)
     assert shell._stored() == Resumed(step=6, ref="", t=ANY)
     shell._emit(StepCommitted(step=8, generation=1, world_size=2, batches=()))
