@@ -19,7 +19,7 @@ from elastix.errors import ConfigError, Conflict, Corrupt, NotFound, StoreError
 from elastix.observe import catalogue, notes
 from elastix.observe.journal import lock_of
 from elastix.observe.progress import duration, number, shown
-from elastix.observe.run_lock import DRIVER_LOCK, Lock
+from elastix.observe.run_lock import DRIVER_LOCK, Lock, killed_holder
 
 if TYPE_CHECKING:
     from elastix.store import Store
@@ -202,12 +202,28 @@ def _owned(names: Sequence[str], store: str) -> Iterator[None]:
     with ExitStack() as held:
         for name in dict.fromkeys(run for asked in names for run in _runs_of(asked, store)):
             path = catalogue.find(Path(store), name)
+            _refuse_restarting(name, lock_of(path))
             for lock, what in (
                 (path.with_name(DRIVER_LOCK), f"run {name!r} of this store is at work"),
                 (lock_of(path), f"the journal {path} is written"),
             ):
                 held.enter_context(Lock(lock, what, refusal=refusal, makes_room=True))
         yield
+
+
+def _refuse_restarting(name: str, lock: Path) -> None:
+    """Ray starts the controller of a detached run anew if it is killed, and nobody writes meanwhile.
+
+    Raises:
+        Conflict: it may be about to.
+    """
+    left = killed_holder(lock)
+    if left is not None and left.stays:
+        raise Conflict(
+            f"run {name!r} of this store is trained, detached: its controller, {left}, was killed, "
+            "and Ray starts it anew within seconds. Nothing was removed. Stop it first. If its Ray "
+            f"cluster is gone for good, delete {lock}, and try again."
+        )
 
 
 def _sizes(store: str) -> dict[str, int]:

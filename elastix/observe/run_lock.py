@@ -169,6 +169,24 @@ def holder(path: Path) -> Holder | None:
         os.close(file)
 
 
+def killed_holder(path: Path) -> Holder | None:
+    """Who held the lock with this file last, and was killed; None if somebody holds it, or let go.
+
+    Raises:
+        StoreError: there can be no lock here.
+    """
+    try:
+        file = _open(path, os.O_RDONLY)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise StoreError(f"{path} cannot be locked: {error}. Nothing was changed.") from error
+    try:
+        return _holder(file) if _taken(file, fcntl.LOCK_SH, path) else None
+    finally:
+        os.close(file)
+
+
 def _created(path: Path) -> int:
     attempt = 0
     while True:

@@ -4,6 +4,7 @@ import errno
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from dataclasses import replace
@@ -236,6 +237,26 @@ def test_a_run_that_has_just_begun_is_not_removed(store):
     assert (store / "runs" / "gone" / "journal.jsonl").is_file()
     run(store, "rm", "gone", "--yes")
     assert not list((store / "runs").glob("*gone*"))
+
+
+def test_a_detached_run_whose_controller_was_killed_is_not_removed(store):
+    """Ray starts it anew, and workers train meanwhile. Their journal and States were removed."""
+    lock = store / "runs" / "gone" / "journal.lock"
+    child = os.fork()
+    if not child:
+        try:
+            held = Journal(lock.with_name("journal.jsonl"), stays=True)  # noqa: F841 - it is held
+        finally:
+            os.kill(os.getpid(), signal.SIGKILL)
+    os.waitpid(child, 0)
+    for _ in range(2):  # the first attempt must not take the sign away
+        told = run(store, "rm", "gone", "--yes", code=1).stderr
+        assert f"process {child} on " in told
+        assert "Nothing was removed" in told
+    assert lock.with_name("journal.jsonl").is_file()
+    lock.unlink()  # as it says, where the cluster is gone
+    run(store, "rm", "gone", "--yes")
+    assert not lock.parent.exists()
 
 
 def test_nobody_begins_a_run_while_it_is_removed(store, monkeypatch):
