@@ -46,6 +46,7 @@ _GC_BYTES = 64 << 20  # what retired States must amount to before gc looks throu
 _REMEMBERED = 64
 _NOBODY, _EVERYBODY = -1, -2  # in place of a worker's id
 _MOVING = ("last", "best", "final")  # tags of a run, beside those that name a step
+_FINAL = 2  # the order of a mark at the end of the train function
 _DIGITS = 10  # of the step in a tag that names one
 
 
@@ -81,6 +82,7 @@ class Checkpoints:
         self._config = config
         self._outlets = outlets
         self._kept = _kept(store, run)
+        self._before: set[Ref] = set()  # stored when this coordinator began
         self._origin: tuple[Ref, ...] = ()  # parents of the first State of this run
         self._line: tuple[Ref, ...] = ()  # and of the next one
         self._line_before: tuple[Ref, ...] = ()  # and of one that replaces the newest
@@ -112,6 +114,7 @@ class Checkpoints:
         """
         found = _kept(self.store, self._run)
         self._kept = [replace(k, score=None) if k.ref in scored_otherwise else k for k in found]
+        self._before = {kept.ref for kept in found}
         newest = max(self._kept, key=lambda kept: kept.step, default=None)
         if newest is not None and self.last() is None:  # whoever took one away was killed
             self.store.tag(f"{self._run}/last", newest.ref)
@@ -394,9 +397,17 @@ class Checkpoints:
         """
         if any(kept.step > assembly.mark.step for kept in self._kept):
             return False
+        if self._was_stored_before(assembly.mark) and not self._compared(assembly):
+            return False  # by who came late to it, and there is nobody to compare that with
         if assembly.reason != "best":
             return True
         return retention.worth_storing(assembly.chief.score, self._kept, self._config.keep_best)
+
+    def _was_stored_before(self, mark: CheckpointId) -> bool:
+        """Whether this may be what the coordinator of a controller that was killed has stored."""
+        there = {kept.ref for kept in self._kept if kept.step == mark.step} & self._before
+        is_final = self.store.tags().get(f"{self._run}/final") in there
+        return bool(there) and (is_final or mark.order < _FINAL)
 
     def _commit(self, assembly: Assembly) -> None:
         step, chief = assembly.mark.step, assembly.chief

@@ -104,6 +104,34 @@ def test_it_is_said_of_a_state_whether_all_were_seen_to_hold_it(run):
     ]
 
 
+@pytest.mark.parametrize("order", [0, 2])
+def test_who_comes_late_to_a_state_that_another_controller_has_stored_does_not_replace_it(
+    run, tmp_path, order
+):
+    """What it holds may differ, and of what the others held nothing is known here but the State."""
+    mark = CheckpointId(20, order=order)
+    run.offer(0, (0, 1, 2), mark, digests={"model": "same"})
+    run.offer(2, (0, 1, 2), mark, digests={"model": "same"})
+    run.checkpoints.lost(1)  # it is late
+    run.deliver(run.heard(Order)[0], mark)
+    ref = run.heard(CheckpointEnded)[1].ref
+    run.checkpoints.stop()
+    run.checkpoints.store.close()
+    after = Run(tmp_path)
+    after.checkpoints.take_up()
+    after.offer(1, (0, 1, 2), mark, digests={"model": "another"})
+    for other in (0, 2):
+        after.checkpoints.lost(other)
+    assert after.heard(CheckpointEnded)[1].ref is None
+    assert after.checkpoints.store.tags()["run/last"] == ref
+    again = CheckpointId(20, 1, order)  # and all are seen to hold this
+    for worker in (3, 4):
+        after.offer(worker, (3, 4), again, digests={"model": "same"})
+    after.deliver(after.heard(Order)[0], again)
+    assert after.heard(CheckpointEnded)[1].ref is not None
+    after.checkpoints.close()
+
+
 @pytest.mark.parametrize(
     ("steps", "left"), [({18, 19}, 19), ({18}, 18), ({17, 19, 20}, 20), ({17}, None), ((), None)]
 )
