@@ -212,7 +212,7 @@ def _owned(names: Sequence[str], store: str) -> Iterator[None]:
 
 
 def _refuse_restarting(name: str, lock: Path) -> None:
-    """Ray starts the controller of a detached run anew if it is killed, and nobody writes meanwhile.
+    """Ray starts the controller of a detached run anew if it is killed; nobody writes meanwhile.
 
     Raises:
         Conflict: it may be about to.

@@ -402,10 +402,25 @@ class LedSimulation(Simulation):
             self.conductor.differ(said)
             self.look_out()
             return
-        for me in members:
+        for me in self.who_says_so(members):
             if self.workers[me].alive:
                 self.workers[me].outbox.append(("diverged", said))
                 self.senders.add(self.workers[me])
+
+    def who_says_so(self, members: list[int]) -> list[int]:
+        """Members that have seen that they have parted; or shadows alone, if these die first."""
+        shadows = [
+            worker.me
+            for worker in self.workers
+            if worker.alive and worker.protocol.joiner.following and worker.protocol.joiner.shadow
+        ]
+        if not shadows or self.choose(3):
+            return members
+        self.seen["a shadow alone says so"] += 1
+        for me in members:
+            if self.workers[me].alive:
+                self.kill(self.workers[me])
+        return shadows[: 1 + self.choose(len(shadows))]
 
     def void(self) -> None:
         """The guard leaves a batch out, say those who have the State."""

@@ -112,6 +112,7 @@ def test_all_go_back_when_workers_have_parted_and_nobody_goes_on_from_what_they_
     assert seen["finished"] + seen["interrupted"] == schedules, seen
     assert seen["went back as workers had parted"] > schedules / 10, seen
     assert seen["left out"] > schedules / 10, seen
+    assert bool(seen["a shadow alone says so"]) == (fixed["kills"] == 4), seen
     assert stops or bool(seen["another controller judges"]) == bool(takeovers), seen
 
 
