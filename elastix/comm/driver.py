@@ -254,6 +254,11 @@ class GroupDriver:
         """Whether this worker is followed by a shadow that can store States."""
         return self._catch_up is not None and self._catch_up.shadowed
 
+    @property
+    def has_shadow(self) -> bool:
+        """Whether this worker is followed by a shadow that has a State."""
+        return self._catch_up is not None and self._catch_up.has_shadow
+
     def catch_joiners_up(self, catch_up: CatchUpSender) -> None:
         """Tell joiners how operations end, from now on."""
         self._catch_up = catch_up

@@ -4,6 +4,7 @@ Until that is found the worker computes gradients from it, and all take them ove
 goes back to where all were seen to hold the same, and ends with the bytes of the quiet run.
 """
 
+import math
 import os
 import signal
 import time
@@ -16,6 +17,9 @@ import torch
 import torch.nn.functional as F
 
 import elastix
+from elastix.comm.network.catch_up_stream import CatchUpReceiver
+from elastix.comm.protocol.calls import OperationKind
+from elastix.comm.protocol.catch_up_messages import Watched
 from elastix.config import CheckpointConfig, Guard
 from elastix.data.audit import audit
 from elastix.errors import ReplicasDiffer
@@ -31,8 +35,9 @@ from elastix.testing.chaos import Flip, Kill, with_kills
 from elastix.testing.local import run_local
 from elastix.train.replica.sentinel import SMALL
 from elastix.train.replica.sliced_step import Slices
+from elastix.train.replica.vote import decode
 from tests.run_bytes import final, steps_of
-from tests.trainables import samples, shadow_hold
+from tests.trainables import samples, shadow_hold, subscribers
 
 STEPS = 20
 LAST = 4 * 512 * 512 - 1  # byte of the head's weights: there its highest bits are
@@ -221,6 +226,7 @@ class SaidByNobody:
 
     train: Callable[[elastix.Context], None]
     folder: Path
+    shadows: int = 1
 
     def __call__(self, ctx: elastix.Context) -> None:
         hold, seen, steps = shadow_hold(ctx), self.folder / "seen", ctx._member._steps
@@ -235,8 +241,37 @@ class SaidByNobody:
             seen.touch()
 
         steps._part = look
-        ctx.on_phase(lambda phase, _: hold() if phase == "boundary" else None)
+        ctx.on_phase(lambda phase, _: self._await_all(ctx, hold) if phase == "boundary" else None)
+        if ctx.worker == 3:
+            CatchUpReceiver._append = _unless_parted(CatchUpReceiver._append)
         self.train(ctx)
+
+    def _await_all(self, ctx: elastix.Context, hold: Callable[[], None]) -> None:
+        """Worker 0 goes on when all shadows follow it, and have what they were given."""
+        hold()
+        while ctx.worker == 0 and ctx.step in (4, 6):
+            followers = [s for s in subscribers(ctx._member) if not s.closed]
+            if len(followers) == self.shadows and (
+                ctx.step == 4 or not any(math.isinf(s.holds) for s in followers)
+            ):
+                return
+            time.sleep(0.005)
+
+
+def _unless_parted(append):
+    """A shadow's donor dies when it has told another shadow that they have parted, and not this."""
+
+    def heard(self, told, size):
+        if (
+            isinstance(told, Watched)
+            and told.kind == OperationKind.STEP
+            and not decode(told.result.tolist()).equal
+        ):
+            self.close()
+        else:
+            append(self, told, size)
+
+    return heard
 
 
 def test_a_shadow_does_not_go_on_where_all_have_parted_and_died_before_they_said_so(
@@ -247,8 +282,20 @@ def test_a_shadow_does_not_go_on_where_all_have_parted_and_died_before_they_said
     doomed, options = SaidByNobody(train, tmp_path), {"shadows": 1, "every": 8}
     result = run(tmp_path / "run", LATE, function=doomed, workers=2, config=config, **options)
     assert not of(ResumedFromShadow, result)
-    causes = {event.worker: event.cause for event in of(WorkerLost, result)}
-    assert causes == {0: "died", 1: "died", 2: "diverged"}
+    assert [(event.apart, event.cure) for event in of(ReplicasDiverged, result)] == [
+        ((0, 1), "went back")
+    ]
+    (resumed,) = of(Resumed, result)
+    assert resumed.step in (0, 8)
+    check(result, quiet)
+
+
+def test_nor_does_another_shadow_that_has_not_heard_of_it(tmp_path, quiet):
+    """What it has taken over was computed from the same, and it does not differ from theirs."""
+    config = {"equal_shares": True, "shadow": 2, "meeting": str(tmp_path)}
+    doomed, options = SaidByNobody(train, tmp_path, shadows=2), {"shadows": 2, "every": 8}
+    result = run(tmp_path / "run", LATE, function=doomed, workers=2, config=config, **options)
+    assert not of(ResumedFromShadow, result)
     (resumed,) = of(Resumed, result)
     assert resumed.step in (0, 8)
     check(result, quiet)

@@ -213,6 +213,64 @@ def test_one_that_differs_says_so_once_and_is_given_the_state_anew(tmp_path):
     check(result, "convnet")
 
 
+@dataclass(frozen=True)
+class ComparedAgain:
+    """A train function without the sentinel whose shadow differs when a State is stored at step 6.
+
+    The group waits, boundary by boundary, until the shadow has been given the State anew, and has
+    had that compared.
+    """
+
+    train: Callable[[elastix.Context], None]
+    folder: Path
+
+    def __call__(self, ctx: elastix.Context) -> None:
+        def told(equal: bool) -> None:
+            if self._seen("differs"):
+                (self.folder / ("equal" if equal else "again")).touch()
+
+        def see(phase: str, number: int) -> None:
+            if phase == "unequal":
+                (self.folder / "differs").touch()
+            while phase == "boundary" and ctx.worker < 2 and not self._so_far(ctx, number):
+                time.sleep(0.005)
+
+        trainables.tell_level(ctx, told)
+        ctx.on_phase(see)
+        self.train(ctx)
+
+    def _so_far(self, ctx: elastix.Context, number: int) -> bool:
+        followers = trainables.subscribers(ctx._member)
+        if any(s.wants_digest for s in followers):
+            (self.folder / ("asks again" if self._seen("again") else "asks")).touch()
+        if self._seen("differs") and any(not s.fed for s in followers):
+            (self.folder / "comes").touch()
+        return {
+            7: self._seen("asks"),
+            8: self._seen("comes"),
+            9: self._seen("again"),
+            10: self._seen("asks again"),
+            12: self._seen("equal"),
+        }.get(number, True)
+
+    def _seen(self, sign: str) -> bool:
+        return (self.folder / sign).exists()
+
+
+def test_without_the_sentinel_one_that_has_differed_is_compared_when_it_has_the_state_anew(
+    tmp_path,
+):
+    """No further State is due. It was refused for good."""
+    harm = [Flip(worker=2, tensor="conv1.weight", phase="batch", step=4)]
+    harm += [Kill(worker=worker, phase="slice", step=12) for worker in (0, 1)]
+    doomed = with_kills(ComparedAgain(exact_programs.train, tmp_path), harm)
+    result = run(tmp_path, doomed, sentinel=False, checkpoint=CheckpointConfig(every_steps=6))
+    assert [e.worker for e in result.events if isinstance(e, ShadowDiffers)] == [2]
+    (resumed,) = resumptions(result.events)
+    assert (resumed.worker, resumed.steps_lost, resumed.equal) == (2, 0, True)
+    check(result, "convnet")
+
+
 @pytest.mark.parametrize(
     ("tensor", "phase", "parts"),
     [("conv1.weight", "boundary", ("model",)), ("@backward/conv1.weight", "again", ("gradients",))],
@@ -240,6 +298,7 @@ class LateToDie:
 
     train: Callable[[elastix.Context], None]
     folder: Path
+    workers: int
 
     def __call__(self, ctx: elastix.Context) -> None:
         seen, checks = self.folder / "seen", ctx._member._steps.checks
@@ -252,7 +311,7 @@ class LateToDie:
             return same
 
         def die(phase: str, number: int) -> None:
-            if phase == "boundary" and number == 9 and ctx.worker < 2:
+            if phase == "boundary" and number == 9 and ctx.worker < self.workers:
                 while not seen.exists():
                     time.sleep(0.005)
                 os.kill(os.getpid(), signal.SIGKILL)
@@ -262,15 +321,16 @@ class LateToDie:
         self.train(ctx)
 
 
-def test_an_exact_run_does_not_go_on_from_a_shadow_that_differs(tmp_path):
+@pytest.mark.parametrize("workers", [1, 2])
+def test_an_exact_run_does_not_go_on_from_a_shadow_that_differs(tmp_path, workers):
     """A bit of its memory has flipped, and nobody else is left who has the State."""
-    flip = Flip(worker=2, tensor="conv1.weight", phase="batch", step=8)
-    doomed = with_kills(LateToDie(exact_programs.train, tmp_path), [flip])
-    result = run(tmp_path, doomed, checkpoint=STORED)
+    flip = Flip(worker=workers, tensor="conv1.weight", phase="batch", step=8)
+    doomed = with_kills(LateToDie(exact_programs.train, tmp_path, workers), [flip])
+    result = run(tmp_path, doomed, workers, checkpoint=STORED)
     assert not resumptions(result.events)
     assert len([event for event in result.events if isinstance(event, Resumed)]) == 1
     causes = {e.worker: e.cause for e in result.events if isinstance(e, WorkerLost)}
-    assert causes == {0: "died", 1: "died", 2: "diverged"}
+    assert causes == {**dict.fromkeys(range(workers), "died"), workers: "diverged"}
     check(result, "convnet")
 
 
@@ -329,12 +389,13 @@ class Witness:
         return {int(path.name.split("-")[1]) for path in self.folder.glob(f"{worker}-*")}
 
 
-def test_a_shadow_stores_what_is_due_and_the_group_copies_nothing(tmp_path):
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_shadow_stores_what_is_due_and_the_group_copies_nothing(tmp_path, workers):
     witness = Witness(UntilStored(trainables.train, 14, 2), tmp_path)
-    result = run(tmp_path, witness, config=PLAIN, checkpoint=STORED, exact=False)
-    by_shadow = witness.copied(2)
-    assert {6, 8, 10, 12, 14} <= by_shadow
-    for worker in (0, 1):
+    result = run(tmp_path, witness, workers, config=PLAIN, checkpoint=STORED, exact=False)
+    by_shadow = witness.copied(workers)
+    assert {8, 10, 12, 14} <= by_shadow
+    for worker in range(workers):
         assert not witness.copied(worker) & by_shadow
     assert set(stored(result)) == {2, 4, 6, 8, 10, 12, 14, 15}
     assert_exactly_once(result.events, 3)

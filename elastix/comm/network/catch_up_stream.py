@@ -224,6 +224,11 @@ class CatchUpSender:
         """Whether a shadow follows that can store States."""
         return any(s.stores and not s.closed for s in self._subscribers)
 
+    @property
+    def has_shadow(self) -> bool:
+        """Whether a shadow follows that has received the State."""
+        return not math.isinf(self.held)
+
     def boundary(
         self,
         copy: Callable[[], Callable[[], State]],

@@ -115,6 +115,7 @@ class StepCommits:
         self._schedule = parts.schedule
         self._copies = parts.copies
         self._able = False  # as a shadow, to store States, as was said to whom it follows
+        self._asked = False  # as one, whether the State that it has is the group's
         self._reducer: Reducer | None = None
         self._turns: deque[int] = deque(maxlen=loader_order.REMEMBERED)  # of loaders, step by step
         self._turns_from_before = False  # none of them was taken since the State came
@@ -155,7 +156,7 @@ class StepCommits:
         self._again.load_state_dict(meta)
         self._turns = deque(meta.get("turns", ()), loader_order.REMEMBERED)
         self._turns_from_before = bool(self._turns)
-        self._able = self.foreign = self.level_due = False
+        self._able = self._asked = self.foreign = self.level_due = False
         self._copied_at = time.monotonic()
 
     def check(self, *, thoroughly: bool = False) -> None:
@@ -341,8 +342,11 @@ class StepCommits:
         return torch.tensor(vote.encode(), dtype=torch.int64, device="cpu")
 
     def _unwatched(self) -> bool:
-        """Whether nobody holds a State that this worker's could be compared with."""
-        alone = len(self._driver.present) < 2 and not self._driver.shadowed
+        """Whether nobody holds a State that this worker's could be compared with.
+
+        A shadow compares its own, and stores States once it has found that equal.
+        """
+        alone = len(self._driver.present) < 2 and not self._driver.has_shadow
         return alone or self._driver.unlevel
 
     def _time_to_level(self) -> bool:
@@ -394,6 +398,8 @@ class StepCommits:
         if self.foreign and time.monotonic() - self._copied_at > LEVEL_S:
             self._copied_at = time.monotonic()
             self._driver.ask_digest()  # it has parted by rounding, and is copied anew
+        if self._settings.exact and not (self._settings.compares_steps or self._driver.equal):
+            self._ask_once()  # it has another State since, of which no step tells
         able = self.checks.matches(held)
         if able is False:
             self._driver.differs()  # all others may be lost before a digest comes
@@ -403,6 +409,12 @@ class StepCommits:
         self._driver.say_able(able)
         if not (able and self._driver.equal):
             self._driver.ask_digest()  # of all of it; if it differs, there is another one
+
+    def _ask_once(self) -> None:
+        """Have the State that this shadow was given last compared as a whole."""
+        if not self._asked:
+            self._asked = True
+            self._driver.ask_digest()
 
     @property
     def able(self) -> bool:
@@ -612,14 +624,15 @@ class StepCommits:
         unseen: bool,
     ) -> None:
         """Have workers taken out, and wait for a group without them; or have all go back."""
-        if self._driver.watching:
-            if unseen and self._driver.shadow:
-                self._driver.differs()  # all others may be lost before they have said so
+        if self._driver.watching and not (unseen and self._driver.shadow):
             return  # the others see to it
         of_whom = {"workers": tuple(workers), "apart": tuple(apart)}
         self._link.send(
             Diverged(step=self.step, parts=tuple(parts), error=error, unseen=unseen, **of_whom)
         )
+        if self._driver.watching:  # they may be lost before they have said so
+            self._driver.differs()
+            return
         self._driver.stand_by(workers if unseen else apart)
 
     def _hold_otherwise(self, workers: Collection[int]) -> bool:
