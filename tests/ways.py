@@ -699,6 +699,16 @@ def freezing_after_prepare(ctx):
     return model, optimizer
 
 
+def frozen_on_one_worker(ctx):
+    """As in one that joined after the others had unfrozen it, in an epoch that is behind."""
+    model = mlp()
+    model, optimizer = ctx.prepare(model, sgd(model))
+    for x, y in batches(ctx):
+        model[0].requires_grad_(ctx.step < 3 or ctx.worker == 0)
+        step(model, optimizer, x, y)
+    return model, optimizer
+
+
 def without_elements(ctx):
     model = nn.Linear(WIDTH, CLASSES, device="meta")
     ctx.prepare(model, sgd(model))
@@ -1286,6 +1296,7 @@ WAYS = {
             Way(clipped_within, _CLIP),
             Way(one_worker_skips, "every worker takes the same batches"),
             Way(unfreezing, _UNFREEZE),
+            Way(frozen_on_one_worker, "did not train the same parameters in step 4"),
             Way(layer_added, _UNFREEZE),
             Way(group_added, "Give it all groups before"),
             Way(sparse_adam, "sparse=False"),

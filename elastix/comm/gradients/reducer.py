@@ -269,6 +269,12 @@ class Reducer:
         """How many backward passes each slice has; 0 if that is not known yet."""
         return self._slices.usual or 0
 
+    @property
+    def frozen(self) -> list[int]:
+        """Places, among all parameters that are averaged, of those that need no gradient now."""
+        every = (p for gradients in self._gradients for p in gradients.parameters)
+        return [place for place, parameter in enumerate(every) if not parameter.requires_grad]
+
     def rebase(self) -> None:
         """All workers hold the same buffers now. Call it whenever a State was loaded."""
         self._step_over()

@@ -7,6 +7,9 @@ How often backward ran is counted for slices alone, which all have as many. Else
 out the pass of a micro-batch that has nothing to learn from, within `ctx.accumulate`, which adds as
 little as a loss of zero. It must enter `ctx.accumulate` all the same, which tells all alike that
 there may have been a pass between two batches; how the second is split depends on that.
+
+What is frozen counts as well: where one worker has frozen what others train, the average over all
+lacks its samples, and no replica parts for it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -31,6 +34,8 @@ class Drawn:
         passes: backward passes that each of its slices had; 0 without slices.
         epoch: of the first batch.
         data: a hash of which samples the datasets have, as far as that is known.
+        frozen: how many parameters that were prepared require no gradient now.
+        trains: a hash of which these are.
         mark: a hash of all of it; equal for equal draws. Fits an int64, with either sign.
     """
 
@@ -42,6 +47,8 @@ class Drawn:
     passes: int = 0
     epoch: int = 0
     data: int = 0
+    frozen: int = 0
+    trains: int = 0
 
     def __str__(self) -> str:
         if not self.batches:
@@ -54,12 +61,13 @@ class Drawn:
         return f"{what}, with {self.passes} backward pass{'es' * (self.passes > 1)} for each slice"
 
 
-def drawn(loaders: Sequence[Loader], passes: int = 0) -> Drawn:
+def drawn(loaders: Sequence[Loader], passes: int = 0, frozen: Sequence[int] = ()) -> Drawn:
     """The account of these loaders.
 
     Args:
         loaders: all of them.
         passes: backward passes that each slice had; 0 if there are no slices.
+        frozen: places of the parameters that require no gradient, among those that are averaged.
     """
     batches = [
         (loader.number, draw.epoch, merge(draw.spans), draw.members, [*map(count, draw.shares)])
@@ -73,10 +81,12 @@ def drawn(loaders: Sequence[Loader], passes: int = 0) -> Drawn:
         samples=count(spans),
         first=min((start for start, _ in spans), default=0),
         stop=max((stop for _, stop in spans), default=0),
-        mark=_number((batches, passes, data)),
+        mark=_number((batches, passes, data, *frozen)),
         passes=passes,
         epoch=batches[0][1] if batches else 0,
         data=_number(data),
+        frozen=len(frozen),
+        trains=_number((*frozen,)),
     )
 
 
@@ -105,6 +115,8 @@ def parted(step: int, drawn: Mapping[int, Drawn]) -> ReplicasDiffer:
         step: for which; it does not count.
         drawn: by worker, as far as they live.
     """
+    if len({one.trains for one in drawn.values()}) > 1:
+        return _frozen_otherwise(step, drawn)
     groups = fewest_first(drawn)
     who = "; ".join(f"{name(workers)} drew {what}" for what, workers in groups)
     if len(groups) == 1:
@@ -122,4 +134,17 @@ def parted(step: int, drawn: Mapping[int, Drawn]) -> ReplicasDiffer:
         "all decide it alike, or call backward on a loss that is zero. A count of your own "
         "(enumerate) begins at 0 in a worker that joins: go by ctx.step and epoch.number, and let "
         "loaders take turns within `for epochs in zip(one.epochs(n), other.epochs(n)):`."
+    )
+
+
+def _frozen_otherwise(step: int, drawn: Mapping[int, Drawn]) -> ReplicasDiffer:
+    groups = fewest_first({worker: (one.frozen, one.trains) for worker, one in drawn.items()})
+    who = "; ".join(f"{name(workers)} had frozen {many}" for (many, _), workers in groups)
+    return ReplicasDiffer(
+        f"the workers did not train the same parameters in step {step}. Of those that ctx.prepare "
+        f"was given, {who} (requires_grad_(False)). So the gradients of these would not be of all "
+        "samples. The step does not count, nothing was stored of it, and the run was stopped. "
+        "Calling fit() again goes on from the last stored State. Freeze and unfreeze by ctx.step "
+        "or epoch.number, and set it anew in each epoch or step: `if epoch.number == 2:` is not "
+        "come to by a worker that joins after that, `requires_grad_(epoch.number >= 2)` is."
     )

@@ -316,7 +316,8 @@ class StepCommits:
     def _drawn(self) -> Drawn:
         """What this worker has drawn for the step in hand, and how often it ran backward."""
         passes = self._reducer.passes if self._reducer and self.slices.step else 0
-        return drawn(self._tracked.loaders, passes)
+        frozen = self._reducer.frozen if self._reducer else ()
+        return drawn(self._tracked.loaders, passes, frozen)
 
     def vote(self) -> torch.Tensor:
         """What goes into the commit round."""

@@ -90,6 +90,16 @@ def test_other_samples_at_the_same_positions_are_another_draw():
     assert "another Subset" not in str(parted(3, {0: same, 1: replace(same, stop=5)}))
 
 
+def test_who_trains_other_parameters_is_told_from_who_draws_other_batches():
+    """One that joined after they were unfrozen, say: the average would lack its samples."""
+    alike, frozen, others = (drawn([loader()], frozen=which) for which in ((), (0, 2), (1, 2)))
+    assert len({alike.mark, frozen.mark, others.mark}) == 3
+    said = str(parted(4, {0: alike, 1: alike, 2: frozen}))
+    assert "worker 2 had frozen 2; workers 0 and 1 had frozen 0" in said
+    assert "train the same parameters" in str(parted(4, {0: frozen, 1: others}))
+    assert "train the same parameters" not in str(parted(4, {0: frozen, 1: frozen}))
+
+
 def test_draws_of_two_epochs_are_told_apart():
     one = loader()
     now, later = take(1, one), replace(take(1, loader()), epoch=1)
