@@ -310,11 +310,11 @@ class Source:
     def _gathered(self, spans: Sequence[Span]) -> list[torch.Tensor]:
         chosen = torch.from_numpy(self.indices(spans))
         tensors = cast("TensorDataset", self.dataset).tensors
-        batch = [tensor.index_select(0, chosen) for tensor in tensors]
+        batch = [tensor.index_select(0, chosen.to(tensor.device)) for tensor in tensors]
         if self.memory is None or self._rehearsed is None:
             return batch
         places = torch.tensor(self.memory.places(spans), dtype=torch.int64, device="cpu")
-        olds = (old.index_select(0, places) for old in self._rehearsed)
+        olds = (old.index_select(0, places.to(old.device)) for old in self._rehearsed)
         return [torch.cat(pair) for pair in zip(batch, olds, strict=True)]
 
     def announce(self, epoch: int, epochs: int, start: int, stop: int) -> None:

@@ -110,7 +110,7 @@ class _Rows(Indexed):
 
     @abstractmethod
     def _block(self, opened: Any, block: int) -> pa.Table:  # noqa: ANN401 - pyarrow has no types
-        """All of a block, in the columns that are wanted."""
+        """All of a block, at least in the columns that are wanted."""
 
     def _check_columns(self, path: Path, schema: pa.Schema) -> None:
         names = schema.names
@@ -178,6 +178,8 @@ class _Rows(Indexed):
             source, opened = self._reader(file)
             with _understood(path):
                 table = self._block(opened, block)
+                if self._columns is not None:  # Parquet's also reads "a" where "a.b" is a name
+                    table = table.select(self._columns)
                 table.validate()
             if table.num_rows != self.blocks[number]:
                 raise Corrupt(
@@ -276,8 +278,7 @@ class Arrow(_Rows):
         return opened, [opened.get_batch(n).num_rows for n in batches]
 
     def _block(self, opened: Any, block: int) -> pa.Table:  # noqa: ANN401
-        table = pa.Table.from_batches([opened.get_batch(block)])
-        return table if self._columns is None else table.select(self._columns)
+        return pa.Table.from_batches([opened.get_batch(block)])
 
 
 def _footer(source: Any) -> bytes:  # noqa: ANN401 - pyarrow has no types

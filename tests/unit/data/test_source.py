@@ -8,6 +8,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.overrides import TorchFunctionMode
 from torch.utils.data import TensorDataset, default_collate
 
 import elastix
@@ -65,6 +66,26 @@ def test_a_batch_of_tensors_is_that_of_default_collate_to_the_bit(names, spans):
         same = torch.equal(ours.nan_to_num(), theirs.nan_to_num()) if ours.numel() else True
         assert same
         assert not ours.numel() or ours.data_ptr() != TENSORS[names[0]].data_ptr()
+
+
+class IndexDevices(TorchFunctionMode):
+    """Where the indices are by which tensors are gathered: kernels want them beside the tensor."""
+
+    def __init__(self):
+        super().__init__()
+        self.found = []
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        if function is torch.Tensor.index_select:
+            self.found.append((args[0].device.type, args[2].device.type))
+        return function(*args, **(kwargs or {}))
+
+
+def test_tensors_that_are_on_a_device_are_gathered_there():
+    data = TensorDataset(torch.randn(20, 3, device="meta"), torch.arange(20))
+    with IndexDevices() as devices:
+        assert [len(part) for part in source(data).read(SPANS)] == [10, 10]
+    assert devices.found == [("meta", "meta"), ("cpu", "cpu")]
 
 
 class OwnTensors(TensorDataset):

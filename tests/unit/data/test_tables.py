@@ -67,6 +67,14 @@ def test_rows_by_position_are_those_of_the_table_in_any_order(tmp_path, kind, pa
         data[32]
 
 
+def test_a_row_has_the_columns_that_were_named_and_no_other(tmp_path):
+    """Parquet also reads what a dotted name would be within a column of structs."""
+    dotted = pa.table({"x": [{"y": 1}, {"y": 2}], "x.y": [4, 5], "z": [6, 7]})
+    pyarrow.parquet.write_table(dotted, tmp_path / "a.parquet")
+    read = elastix.Parquet(tmp_path / "a.parquet", columns=["z", "x.y"])
+    assert list(read[1].items()) == [("z", 7), ("x.y", 5)]
+
+
 def test_columns_and_decode_say_what_a_sample_is(kind, path):
     make = getattr(elastix, kind)
     assert make(path, columns=["text"])[7] == {"text": "row 7"}
