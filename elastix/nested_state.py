@@ -1,7 +1,8 @@
 """Nested dicts and lists, as `state_dict` gives them: a skeleton that is JSON, and tensors by path.
 
 Invariant: what comes out is what went in. Counters, tuples and NumPy's numbers keep their types;
-other mappings become dicts.
+other mappings become dicts. JSON of a store has names in alphabetical order, so a dict comes out in
+that order; see `ordered_like`.
 """
 
 from __future__ import annotations
@@ -98,3 +99,17 @@ def unflatten(value: Any, tensors: Mapping[str, torch.Tensor]) -> Any:  # noqa: 
     if "$float" in value:
         return float(value["$float"])
     return {k: unflatten(v, tensors) for k, v in value.items()}
+
+
+def ordered_like(value: Any, like: Any) -> Any:  # noqa: ANN401
+    """The same, with the entries of its dicts in the order that those of `like` have.
+
+    Code may go by that order: an average of weights by name that is updated in step with
+    `model.parameters()`, say. Entries that `like` does not have come last.
+    """
+    if type(value) is dict and isinstance(like, Mapping):
+        keys = {**dict.fromkeys(key for key in like if key in value), **value}
+        return {key: ordered_like(value[key], like.get(key)) for key in keys}
+    if type(value) in (list, tuple) and isinstance(like, list | tuple) and len(value) == len(like):
+        return type(value)(ordered_like(*pair) for pair in zip(value, like, strict=True))
+    return value
