@@ -77,7 +77,7 @@ class LoneScript:
         self.entered = False
         self.trains = False  # the last batch was one to train on
         self.within = 0  # loops over the epochs of loaders that are under way
-        self._orders = 0  # that were drawn with no seed of the script's
+        self._orders: dict[torch.Generator | None, int] = {}  # by generator, how many were drawn
         self.strays: set[object] = set()  # loops over whole batches that may have been trained on
         self._modules: list[torch.nn.Module] = []
         self._optimizers: list[torch.optim.Optimizer] = []
@@ -106,13 +106,17 @@ class LoneScript:
             else:
                 self._others.append(other)
 
-    def seed_of_next_order(self) -> int:
-        """Of a loader that shuffles and has no generator: another one for each, as alone.
+    def seed_of_next_order(self, generator: torch.Generator | None = None) -> int:
+        """Of a loader that shuffles: another one for each, as alone, where they share a generator.
 
         Workers open loaders one after the other, all in the same order.
+
+        Args:
+            generator: the loader's own; None: it has none.
         """
-        seed, number = self.ctx.seed_of_order, self._orders
-        self._orders += 1
+        seed = self.ctx.seed_of_order if generator is None else generator.initial_seed()
+        number = self._orders.get(generator, 0)
+        self._orders[generator] = number + 1
         return seed_at(seed, "order", number) if number else seed
 
     def track(self, objects: Mapping[str, Stateful]) -> None:
@@ -335,7 +339,8 @@ class LoneLoader:
         if self._shared is None:
             options = self._options
             if options["shuffle"] and "seed" not in options:
-                options = {**options, "seed": self._script.seed_of_next_order()}
+                seed = self._script.seed_of_next_order(self._whole.generator)
+                options = {**options, "seed": seed}
             self._shared = self._script.ctx.loader(self.dataset, **options)
         for epoch in self._shared.epochs(total):
             self.within, self._through = True, False
@@ -395,8 +400,6 @@ def _options(loader: DataLoader[Any]) -> dict[str, Any] | str:
             "and every sample is used once"
         )
     options = {"batch_size": loader.batch_size, "shuffle": shuffle, "collate_fn": loader.collate_fn}
-    if loader.generator is not None:
-        options["seed"] = loader.generator.initial_seed()
     if loader.num_workers:
         options["num_workers"] = loader.num_workers
         options["prefetch_factor"] = loader.prefetch_factor or 2

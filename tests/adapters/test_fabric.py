@@ -85,8 +85,9 @@ def plain_backward_on_whole_batches(ctx):
         optimizer.step()
 
 
-def another(fabric):
-    return fabric.setup_dataloaders(DataLoader(fabric_classifier.data(24, 9), 6, shuffle=True))
+def another(fabric, **options):
+    data = fabric_classifier.data(24, 9)
+    return fabric.setup_dataloaders(DataLoader(data, 6, shuffle=True, **options))
 
 
 def beside_whole_batches(ctx):
@@ -328,10 +329,10 @@ def test_gradients_of_gradients_are_those_of_one_process(tmp_path, fabric):
     assert all(torch.allclose(ends[0][name], ends[1][name], atol=1e-10) for name in names)
 
 
-def on_two_loaders(ctx, loader=None):
+def on_two_loaders(ctx, loader=None, **options):
     """What the message of whole batches says to write."""
     fabric, model, optimizer, loader = set_up(ctx, loader)
-    other = another(fabric)
+    other = another(fabric, **options)
     for _ in zip(loader.epochs(2), other.epochs(2), strict=True):
         for (x, y), (more, _) in zip(loader, other, strict=True):
             optimizer.zero_grad()
@@ -349,9 +350,15 @@ def on_two_that_shuffle(ctx):
     on_two_loaders(ctx, lambda data: DataLoader(data, 6, shuffle=True))
 
 
-def test_two_loaders_that_shuffle_have_orders_of_their_own_as_alone(tmp_path):
+def on_two_that_share_a_generator(ctx):
+    options = {"generator": torch.Generator().manual_seed(3)}
+    on_two_loaders(ctx, lambda data: DataLoader(data, 6, shuffle=True, **options), **options)
+
+
+@pytest.mark.parametrize("train", [on_two_that_shuffle, on_two_that_share_a_generator])
+def test_two_loaders_that_shuffle_have_orders_of_their_own_as_alone(tmp_path, train):
     """With one seed the k-th samples of two datasets would meet each other in each epoch."""
-    result = run_local(on_two_that_shuffle, 2, directory=tmp_path / "run", seed=3)
+    result = run_local(train, 2, directory=tmp_path / "run", seed=3)
     opened = [event for event in result.events if isinstance(event, LoaderOpened)]
     assert (opened[0].seed, len(opened)) == (3, 2)
     first, second = (

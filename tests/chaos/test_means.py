@@ -30,6 +30,27 @@ def averaging(ctx):
             note(log, ctx.step, [means["x"], means["ones"]])
 
 
+def averaging_after_slices(ctx):
+    """Two slices of the step before were one worker's; of the next batch each has a half."""
+    model = torch.nn.Linear(1, 1)
+    model, optimizer = ctx.prepare(model, torch.optim.SGD(model.parameters(), lr=1e-6))
+    log = Path(ctx.config["log"]) / f"{ctx.worker}.jsonl"
+    sliced = ctx.loader(DATA, batch_size=12, slices=3, shuffle=False)
+    whole = ctx.loader(DATA, batch_size=10, shuffle=False)
+    for one, other in zip(sliced.epochs(1), whole.epochs(1), strict=True):
+        others = iter(other)
+        for step in one:
+            for (x,) in step:
+                model(x).mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            (x,) = next(others)
+            note(log, ctx.step, ctx.mean(x=x.mean())["x"])
+            model(x).mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+
 def unlike(ctx):
     model = torch.nn.Linear(1, 1)
     ctx.prepare(model, torch.optim.SGD(model.parameters(), lr=1e-6))
@@ -44,6 +65,13 @@ def test_it_is_the_mean_over_the_global_batch(tmp_path):
     assert set(found) == {0, 1, 2}
     for steps in found.values():
         assert steps == {step: [10 * step - 5.5, 1.0] for step in range(1, 5)}
+
+
+def test_a_batch_after_slices_is_weighed_by_its_own_shares(tmp_path):
+    (logs := tmp_path / "logs").mkdir()
+    run_local(averaging_after_slices, 2, config={"log": str(logs)}, directory=tmp_path / "run")
+    for steps in notes(logs).values():
+        assert steps == {1: 4.5, 3: 14.5, 5: 24.5, 7: 34.5}
 
 
 @pytest.mark.parametrize("worker", [0, 2])

@@ -127,7 +127,9 @@ class GroupCalls:
         mates = self._processes.mates
         if mates is not None:
             values = mates.mean(values)
-        ratio, samples = self._steps.window.ratio, self._steps.slices.samples
+        ratio, slices = self._steps.window.ratio, self._steps.slices
+        drawn = slices.step is None and any(loader.pending for loader in self._tracked.loaders)
+        samples = None if drawn else slices.samples  # the batch in hand is not of the last slices
         if samples is None and ratio and not self._state.on_the_way:
             samples = ratio.get(self._me, 0)
         work = GroupMean(kind, values, samples)
