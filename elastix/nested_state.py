@@ -1,8 +1,8 @@
 """Nested dicts and lists, as `state_dict` gives them: a skeleton that is JSON, and tensors by path.
 
 Invariant: what comes out is what went in. Counters, tuples and NumPy's numbers keep their types;
-other mappings become dicts. JSON of a store has names in alphabetical order, so a dict comes out in
-that order; see `ordered_like`.
+other mappings become dicts. JSON of a store has names in alphabetical order, so a dict of names comes
+out in that order; see `ordered_like`.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def flatten(value: Any, path: str, tensors: dict[str, torch.Tensor]) -> Any:  # 
     if isinstance(value, Counter):  # as MultiStepLR has one, and uses what a dict cannot do
         return {"$counter": flatten(dict(value), path, tensors)}
     if isinstance(value, Mapping):
-        if all(isinstance(k, str) and not k.startswith("$") for k in value):
+        if _is_named(value):
             return {k: flatten(v, f"{path}/{k}", tensors) for k, v in value.items()}
         return {
             "$items": [
@@ -69,6 +69,11 @@ def flatten(value: Any, path: str, tensors: dict[str, torch.Tensor]) -> Any:  # 
         f"{path} is a {type(value).__name__}; a State holds tensors, numbers, text, None, lists "
         "and dicts of these. Nothing was captured. Leave it out of state_dict or turn it into one."
     )
+
+
+def _is_named(value: Mapping[Any, Any]) -> bool:
+    """Whether it is an object in JSON, which has no order; others are lists of pairs."""
+    return all(isinstance(key, str) and not key.startswith("$") for key in value)
 
 
 def _free(path: str, tensors: Mapping[str, torch.Tensor]) -> str:
@@ -102,13 +107,14 @@ def unflatten(value: Any, tensors: Mapping[str, torch.Tensor]) -> Any:  # noqa: 
 
 
 def ordered_like(value: Any, like: Any) -> Any:  # noqa: ANN401
-    """The same, with the entries of its dicts in the order that those of `like` have.
+    """The same, with the entries of its dicts of names in the order that those of `like` have.
 
     Code may go by that order: an average of weights by name that is updated in step with
     `model.parameters()`, say. Entries that `like` does not have come last.
     """
     if type(value) is dict and isinstance(like, Mapping):
-        keys = {**dict.fromkeys(key for key in like if key in value), **value}
+        known = (key for key in like if key in value) if _is_named(value) else ()
+        keys = {**dict.fromkeys(known), **value}
         return {key: ordered_like(value[key], like.get(key)) for key in keys}
     if type(value) in (list, tuple) and isinstance(like, list | tuple) and len(value) == len(like):
         return type(value)(ordered_like(*pair) for pair in zip(value, like, strict=True))

@@ -638,23 +638,25 @@ class ByName:
     def __init__(self, **values):
         self.values = {name: torch.full((2,), float(value)) for name, value in values.items()}
         self.rest = {"since": 3, "a": {"z": 1, "b": 2}}
+        self.seen = {}
 
     def state_dict(self):
-        return {"values": self.values, "more": [self.rest], "found": dict(self.rest)}
+        return {"values": self.values, "more": [self.rest], "seen": self.seen}
 
     def load_state_dict(self, state):
-        self.values, (self.rest,) = state["values"], state["more"]
+        self.values, (self.rest,), self.seen = state["values"], state["more"], state["seen"]
 
 
 def test_a_dict_comes_back_from_a_store_in_the_order_of_the_object_that_takes_it(tmp_path):
     """A store sorts names; the tenth layer would get the average of the second."""
     with Store(tmp_path) as store:
         given = ByName(layer2=2, layer10=10, bias=3)
+        given.seen = {7: "a", 4: "b"}
         ref = store.put(capture({}, {"average": given}, {"step": 1}))
     with Store(tmp_path, read_only=True) as store:
         state = store.get(ref)
     taken = ByName(layer2=0, layer10=0)
-    taken.rest = {"since": 0, "a": {"z": 0}}
+    taken.rest, taken.seen = {"since": 0, "a": {"z": 0}}, {4: "c"}
     restore(state, {}, {"average": taken})
     assert [(name, value[0].item()) for name, value in taken.values.items()] == [
         ("layer2", 2.0),
@@ -663,6 +665,7 @@ def test_a_dict_comes_back_from_a_store_in_the_order_of_the_object_that_takes_it
     ]
     assert list(taken.rest) == ["since", "a"]
     assert list(taken.rest["a"].items()) == [("z", 1), ("b", 2)]
+    assert list(taken.seen.items()) == [(7, "a"), (4, "b")]  # pairs are compared in their order
 
 
 def test_a_ref_does_not_depend_on_the_layout_in_memory_nor_on_the_order_of_names():
