@@ -1,8 +1,8 @@
 """Nested dicts and lists, as `state_dict` gives them: a skeleton that is JSON, and tensors by path.
 
 Invariant: what comes out is what went in. Counters, tuples and NumPy's numbers keep their types;
-other mappings become dicts. JSON of a store has names in alphabetical order, so a dict of names comes
-out in that order; see `ordered_like`.
+other mappings become dicts. JSON of a store has names in alphabetical order, so a dict of names
+comes out in that order; see `ordered_like`.
 """
 
 from __future__ import annotations
