@@ -498,11 +498,13 @@ class Member:
     def _look_if_overtaken(self) -> None:
         """A joiner that waited in its loop may find that the group is through with it.
 
-        It would draw more batches there than anybody has, so its process is replaced. In a run that
-        has to be exact it also may not have in hand what it drew for another epoch.
+        It would draw more batches there than anybody has, so its process is replaced. So it is in
+        another epoch if that matters: in a run that has to be exact it may not have in hand what it
+        drew for this one, and in any run it may have frozen for it what the others train.
         """
-        exact = self.settings.exact
-        if not any(one.outrun or (exact and one.overtaken) for one in self._tracked.loaders):
+        loaders = self._tracked.loaders
+        minds = self.settings.exact or self._steps.froze_otherwise
+        if not any(one.outrun or (minds and one.overtaken) for one in loaders):
             return
         if self._driver.watching:
             raise Released(0)

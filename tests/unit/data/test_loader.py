@@ -577,10 +577,13 @@ def test_a_plan_is_told_once_however_many_epochs_it_has():
     assert pace.plans == [(0, 3)]
 
 
-@pytest.mark.parametrize("exact", [False, True])
+@pytest.mark.parametrize(("exact", "froze"), [(False, False), (True, False), (False, True)])
 @pytest.mark.parametrize("epoch", [0, 1, 2, 3])
-def test_one_that_waits_in_a_loop_that_the_group_is_through_with_is_replaced(exact, epoch):
-    """It would draw batches there that nobody else has; in another epoch only exact runs mind."""
+def test_one_that_waits_in_a_loop_that_the_group_is_through_with_is_replaced(exact, froze, epoch):
+    """It would draw batches there that nobody else has; in another epoch only some runs mind.
+
+    Exact ones do, and those in which it has frozen other parameters, as it set them for that epoch.
+    """
     dataset = Numbers(8)
     loader = Loader(0, Source(dataset=dataset, batch_size=4, device=torch.device("cpu")), Pace())
     loop = loader.epochs(2)
@@ -588,11 +591,12 @@ def test_one_that_waits_in_a_loop_that_the_group_is_through_with_is_replaced(exa
     loader.load_state_dict({**loader.state_dict(), "epoch": epoch})
     member = SimpleNamespace(
         settings=SimpleNamespace(exact=exact),
+        _steps=SimpleNamespace(froze_otherwise=froze),
         _tracked=SimpleNamespace(loaders=[loader]),
         _driver=SimpleNamespace(watching=False),
         me=1,
     )
-    replaced = epoch >= 2 or (exact and epoch == 1)
+    replaced = epoch >= 2 or ((exact or froze) and epoch == 1)
     with pytest.raises(Fenced) if replaced else nullcontext():
         Member._look_if_overtaken(member)
 
