@@ -2,7 +2,8 @@
 
 Invariant: what comes out is what went in. Counters, tuples and NumPy's numbers keep their types;
 other mappings become dicts. JSON of a store has names in alphabetical order, so a dict of names
-comes out in that order; see `ordered_like`.
+comes out in that order, and it does not tell members of an enumeration from their values; see
+`restored_as`.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping
+from contextlib import suppress
+from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -39,7 +42,7 @@ def flatten(value: Any, path: str, tensors: dict[str, torch.Tensor]) -> Any:  # 
         path = _free(path, tensors)
         tensors[path] = value.detach() if value.requires_grad else value  # slow for parts
         return {"$tensor": path}
-    if isinstance(value, np.ndarray):
+    if isinstance(value, np.ndarray) and not isinstance(value, np.ma.MaskedArray):
         path = _free(path, tensors)
         tensors[path] = torch.from_numpy(value)
         return {"$array": path}
@@ -106,16 +109,21 @@ def unflatten(value: Any, tensors: Mapping[str, torch.Tensor]) -> Any:  # noqa: 
     return {k: unflatten(v, tensors) for k, v in value.items()}
 
 
-def ordered_like(value: Any, like: Any) -> Any:  # noqa: ANN401
-    """The same, with the entries of its dicts of names in the order that those of `like` have.
+def restored_as(value: Any, like: Any) -> Any:  # noqa: ANN401
+    """The same, with what JSON has lost of it, as far as the object that takes it shows that.
 
-    Code may go by that order: an average of weights by name that is updated in step with
-    `model.parameters()`, say. Entries that `like` does not have come last.
+    Code may go by the order of a dict: an average of weights by name that is updated in step with
+    `model.parameters()`, say. What `like` does not have comes last. And it may ask whether
+    something `is` a member of an enumeration.
     """
     if type(value) is dict and isinstance(like, Mapping):
-        known = (key for key in like if key in value) if _is_named(value) else ()
+        named = _is_named(value)
+        known = [key for key in like if named and key in value]
         keys = {**dict.fromkeys(known), **value}
-        return {key: ordered_like(value[key], like.get(key)) for key in keys}
+        return {key: restored_as(value[key], like.get(key)) for key in keys}
     if type(value) in (list, tuple) and isinstance(like, list | tuple) and len(value) == len(like):
-        return type(value)(ordered_like(*pair) for pair in zip(value, like, strict=True))
+        return type(value)(restored_as(*pair) for pair in zip(value, like, strict=True))
+    if isinstance(like, Enum) and not isinstance(value, Enum):
+        with suppress(ValueError):  # not one of its values: None, say
+            return type(like)(value)
     return value

@@ -31,7 +31,7 @@ from elastix import sharding
 from elastix.compiled_modules import plain
 from elastix.errors import ConfigError, StateError
 from elastix.lazy_import import later
-from elastix.nested_state import flatten, ordered_like, unflatten
+from elastix.nested_state import flatten, restored_as, unflatten
 from elastix.notebook import facts, size, table
 
 if TYPE_CHECKING:
@@ -459,7 +459,7 @@ def restore(
                 own[name] = tensors[prefix + name]
             elif f"@{prefix}{name}" in state.meta:
                 extra = unflatten(state.meta[f"@{prefix}{name}"], tensors)
-                own[name] = ordered_like(extra, live[name])
+                own[name] = restored_as(extra, live[name])
             else:
                 raise StateError(f"the State holds no tensor {prefix + name!r}.")
         try:
@@ -485,7 +485,7 @@ def restore_others(
         if isinstance(other, torch.optim.Optimizer):
             _load(other, _by_index(other, values, names), names, state.tensors)
         else:
-            other.load_state_dict(ordered_like(values, other.state_dict()))
+            other.load_state_dict(restored_as(values, other.state_dict()))
 
 
 def _fitted(
@@ -575,7 +575,7 @@ def take_place(ancestor: State, others: Mapping[str, Stateful]) -> None:
         elif isinstance(other, torch.optim.lr_scheduler.LRScheduler):
             schedulers.append((other, theirs))
         else:
-            other.load_state_dict(ordered_like(theirs, other.state_dict()))
+            other.load_state_dict(restored_as(theirs, other.state_dict()))
     for scheduler, theirs in schedulers:  # once the rates are there
         scheduler.load_state_dict(_at_place(scheduler, theirs))
 

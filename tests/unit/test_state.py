@@ -3,6 +3,7 @@
 import json
 import random
 from collections import Counter
+from enum import StrEnum
 
 import numpy as np
 import pytest
@@ -666,6 +667,39 @@ def test_a_dict_comes_back_from_a_store_in_the_order_of_the_object_that_takes_it
     assert list(taken.rest) == ["since", "a"]
     assert list(taken.rest["a"].items()) == [("z", 1), ("b", 2)]
     assert list(taken.seen.items()) == [(7, "a"), (4, "b")]  # pairs are compared in their order
+
+
+class Phase(StrEnum):
+    WARM = "warm"
+    COOL = "cool"
+
+
+class Phased:
+    def __init__(self, phase=Phase.COOL, before=(Phase.COOL,)):
+        self.phase, self.before = phase, list(before)
+
+    def state_dict(self):
+        return {"phase": self.phase, "before": self.before}
+
+    def load_state_dict(self, state):
+        self.phase, self.before = state["phase"], state["before"]
+
+
+@pytest.mark.parametrize("phase", [Phase.WARM, None])
+def test_members_of_an_enumeration_come_back_from_a_store_as_such(tmp_path, phase):
+    with Store(tmp_path) as store:
+        given = Phased(phase, [Phase.WARM])
+        ref = store.put(capture({}, {"phased": given}, {"step": 1}))
+    with Store(tmp_path, read_only=True) as store:
+        restore(store.get(ref), {}, {"phased": (taken := Phased())})
+    assert taken.phase is phase
+    assert taken.before[0] is Phase.WARM
+
+
+def test_an_array_with_a_mask_is_refused_as_it_would_come_back_without():
+    masked = Holds(np.ma.masked_less(np.arange(4), 2))
+    with pytest.raises(StateError, match="is a MaskedArray"):
+        capture({}, {"seen": masked}, {})
 
 
 def test_a_ref_does_not_depend_on_the_layout_in_memory_nor_on_the_order_of_names():
