@@ -51,7 +51,7 @@ class Desk:
             step=4,
             check=lambda: self.done.append("checked"),
             metrics=SimpleNamespace(refuse=refuse),
-            slices=SimpleNamespace(refuse=lambda _call: None, samples=samples),
+            slices=SimpleNamespace(refuse=lambda _call: None, samples=samples, step=None),
             window=SimpleNamespace(ratio=ratio),
         )
         state = SimpleNamespace(on_the_way=on_the_way, together=together)
@@ -75,6 +75,14 @@ def test_a_mean_counts_what_this_worker_has_of_the_last_batch(monkeypatch, ratio
         ("mean", 4),
         (OperationKind.MEAN, {"loss": 0.5}, counts),
     ]
+
+
+def test_a_batch_that_was_drawn_after_slices_counts_and_not_those(monkeypatch):
+    desk = Desk(monkeypatch, ratio={0: 5, ME: 3}, samples=2)
+    desk.loader.pending = True
+    assert desk.calls.mean({"loss": 0.5}) == {"loss": (0.5, 3)}
+    desk.calls._steps.slices.step = "drawn"  # the next ones
+    assert desk.calls.mean({"loss": 0.5}) == {"loss": (0.5, 2)}
 
 
 def test_a_joiner_on_its_way_counts_by_itself(monkeypatch):
