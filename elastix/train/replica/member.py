@@ -503,8 +503,10 @@ class Member:
         drew for this one, and in any run it may have frozen for it what the others train.
         """
         loaders = self._tracked.loaders
-        minds = self.settings.exact or self._steps.froze_otherwise
-        if not any(one.outrun or (minds and one.overtaken) for one in loaders):
+        minds = any(one.overtaken for one in loaders) and (
+            self.settings.exact or self._steps.froze_otherwise
+        )
+        if not (minds or any(one.outrun for one in loaders)):
             return
         if self._driver.watching:
             raise Released(0)
