@@ -2,16 +2,19 @@
 
 They were given it when they began, so they never see `dataset.level = epoch.number`. Whoever joins
 begins with other copies. Looked at are plain values and functions, in the dataset and in what it is
-made of; not what it holds of samples.
+made of; not what it holds of samples, nor what datasets of elastix note while they are read.
 """
 
 from collections.abc import Iterator
 from itertools import islice
 from typing import Any
 
+from elastix.data.formats.indexed import Indexed
+
 _PLAIN = (bool, int, float, str)
 _DEEP = 3
 _MOST = 256  # attributes, and parts of a list of datasets or transforms
+_GIVEN = ("_dataset", "_decode")  # what one of ours was made of; other such names are notes
 
 CHANGED = (
     "%r of the %s was changed after processes had begun to read it ahead. Their copies stay "
@@ -37,6 +40,8 @@ def changed(before: dict[str, object], dataset: object) -> str | None:
 
 def _attributes(one: object, path: str, deep: int) -> Iterator[tuple[str, object]]:
     for name, value in list(getattr(one, "__dict__", {}).items()):
+        if isinstance(one, Indexed) and name.startswith("_") and name not in _GIVEN:
+            continue
         yield from _attribute(value, f"{path}.{name}" if path else name, deep)
 
 

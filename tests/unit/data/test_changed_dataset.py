@@ -1,11 +1,14 @@
 """What the train function changes in a dataset is seen; what the dataset does by itself is not."""
 
+import pickle
 from pathlib import Path
 
 import pytest
 import torch
+from pyarrow import parquet, table
 from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
 
+import elastix
 from elastix.data.changed_dataset import changed, look
 from elastix.data.loader import Loader
 from elastix.data.source import Source
@@ -18,6 +21,11 @@ class Noise:
 
     def __call__(self, x):
         return x * self.level
+
+
+class Noisy(Noise):
+    def __call__(self, row):
+        return row["n"] * self.level
 
 
 def flipped(x):
@@ -47,6 +55,19 @@ def test_nothing_is_seen_of_a_file_that_is_opened_and_of_samples_that_are_kept()
     assert seen(images, lambda: None) is None
     assert seen(images, read) is None
     images.file.close()
+
+
+def test_nothing_is_seen_of_datasets_of_elastix_that_are_read(tmp_path):
+    """As in the train function's own process, when a loss has made a guess wrong."""
+    parquet.write_table(table({"n": list(range(9))}), tmp_path / "a.parquet", row_group_size=3)
+    rows = pickle.loads(pickle.dumps(elastix.Parquet(tmp_path / "a.parquet", Noisy())))
+    shared = elastix.Shared(TensorDataset(torch.randn(5, 2)))
+    for dataset in (rows, shared):
+        before = look(dataset)
+        dataset[1], dataset[4]
+        assert changed(before, dataset) is None
+    assert seen(rows, lambda: setattr(rows._decode, "level", 0.9)).endswith("level")
+    shared.close()
 
 
 @pytest.mark.parametrize("wrap", [lambda d: d, lambda d: Subset(d, [0]), lambda d: Wrapped(d)])
