@@ -9,8 +9,8 @@ runs through it while every function is watched; the order of its modules is tak
 Models are only comparable by prefix if their signatures were taken in the same way.
 """
 
+import copy
 import math
-import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import ModuleType
 from typing import Any
@@ -54,7 +54,7 @@ class _Graph:
 
     def __init__(self, module: nn.Module) -> None:
         self._described: dict[int, tuple[str, _Tensors]] = {}
-        self.parts = {name: part for name, part in _parts(module) if self._describe(part)[1]}
+        self.parts = {name: part for name, part in _parts(module) if self._describe(name, part)[1]}
         self.names = {id(part): name for name, part in reversed(self.parts.items())}
         self.found: dict[str, Layer] = {}
 
@@ -63,16 +63,16 @@ class _Graph:
 
     def enter(self, name: str, part: nn.Module | torch.Tensor, inputs: Iterable[int]) -> int:
         """Enter a layer if it is new; the Merkle id of what comes out of it."""
-        kind, tensors = self._describe(part)
+        kind, tensors = self._describe(name, part)
         path = digest64(kind, tensors, list(inputs))
         if tensors and name not in self.found:
             self.found[name] = Layer(name, kind, tensors, path)
         return path
 
-    def _describe(self, part: nn.Module | torch.Tensor) -> tuple[str, _Tensors]:
+    def _describe(self, name: str, part: nn.Module | torch.Tensor) -> tuple[str, _Tensors]:
         known = self._described.get(id(part))
         if known is None:
-            known = self._described[id(part)] = _describe(part)
+            known = self._described[id(part)] = _describe(name, part)
         return known
 
 
@@ -96,9 +96,9 @@ def _is_leaf(module: nn.Module) -> bool:
     return (own or not any(True for _ in module.children())) and not isinstance(module, containers)
 
 
-def _describe(part: nn.Module | torch.Tensor) -> tuple[str, _Tensors]:
-    if isinstance(part, torch.Tensor):
-        return "Tensor", (("", tuple(part.shape)),)
+def _describe(name: str, part: nn.Module | torch.Tensor) -> tuple[str, _Tensors]:
+    if isinstance(part, torch.Tensor):  # its own name is all that tells a scale from a shift
+        return f"Tensor {name.rpartition('.')[2]}", (("", tuple(part.shape)),)
     tensors = tuple(
         (name, tuple(tensor.shape))
         for name, tensor in part.state_dict(keep_vars=True).items()
@@ -131,9 +131,29 @@ class _Tracer(fx.Tracer):
 
 def _trace(module: nn.Module, wrapped: tuple[ModuleType, ...]) -> fx.Graph | None:
     try:
-        return _Tracer(autowrap_modules=wrapped).trace(module)  # type: ignore[arg-type]
+        tracer = _Tracer(autowrap_modules=wrapped)  # type: ignore[arg-type]
+        return tracer.trace(_stand_in(module))
     except Exception:  # noqa: BLE001 - the border to arbitrary user code, which may do anything
         return None
+
+
+def _stand_in(module: nn.Module) -> nn.Module:
+    """A copy for a trace, which runs whatever of a forward pass does not come from its inputs.
+
+    So counts, averages and lists that a forward pass changes are not those of the module.
+    Parameters have no memory in the copy; other tensors that it holds may be large, and are shared.
+    """
+    memo: dict[int, Any] = {}
+    for parameter in module.parameters():
+        empty = torch.empty_like(parameter, device="meta")
+        memo[id(parameter)] = nn.Parameter(empty, parameter.requires_grad)
+    for part in module.modules():
+        memo |= {id(each): each for each in vars(part).values() if isinstance(each, torch.Tensor)}
+        if _is_leaf(part) and not part._modules:  # never looked into; deepcopy takes ten times that
+            memo[id(part)] = twin = copy.copy(part)
+            twin._parameters = {n: memo.get(id(p)) for n, p in part._parameters.items()}
+            twin._buffers = {n: None if b is None else b.clone() for n, b in part._buffers.items()}
+    return copy.deepcopy(module, memo)
 
 
 def _from_fx(module: nn.Module, graph: _Graph) -> bool:
@@ -152,8 +172,8 @@ def _from_fx(module: nn.Module, graph: _Graph) -> bool:
             paths[node] = graph.enter(name, module.get_submodule(name), arguments)
         elif node.op == "get_attr":
             name = str(node.target)
-            value = operator.attrgetter(name)(module)
-            paths[node] = graph.enter(name, value, []) if name in graph.parts else digest64(name)
+            part = graph.parts.get(name)
+            paths[node] = digest64(name) if part is None else graph.enter(name, part, [])
         elif node.op != "output":
             paths[node] = _operation(node.target, arguments)
     return True

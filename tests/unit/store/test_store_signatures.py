@@ -5,6 +5,7 @@ import math
 from collections import Counter
 from collections.abc import Callable
 from itertools import pairwise
+from typing import Any
 
 import pytest
 import torch
@@ -259,3 +260,56 @@ def test_any_module_has_one_that_names_every_tensor(module: nn.Module) -> None:
 def test_an_example_that_does_not_fit_is_an_error() -> None:
     with pytest.raises(StateError, match="Dynamic does not run"):
         signature(Dynamic(2), torch.ones(2, 5))
+
+
+class Busy(nn.Module):
+    """A forward pass that changes what its module holds, with values that are no inputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.student, self.teacher = nn.Linear(3, 3), nn.Linear(3, 3)
+        self.register_buffer("seen", torch.zeros(()))
+        self.scale = nn.Parameter(torch.ones(3))
+        self.calls, self.kept = 0, list[Any]()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.seen += 1
+        self.calls += 1
+        with torch.no_grad():
+            for ours, theirs in zip(
+                self.teacher.parameters(), self.student.parameters(), strict=True
+            ):
+                ours.mul_(0.9).add_(theirs, alpha=0.1)
+        y: torch.Tensor = self.teacher(self.student(x)) * torch.ones(3) * self.scale
+        self.kept.append(y)
+        return y
+
+
+def test_what_a_forward_pass_changes_is_left_as_it_is() -> None:
+    module = Busy()
+    before = {name: tensor.clone() for name, tensor in module.state_dict().items()}
+    names = set(vars(module))
+    found = signature(module)
+    assert [layer.name for layer in found.layers] == ["student", "teacher", "scale", "seen"]
+    assert all(torch.equal(before[name], one) for name, one in module.state_dict().items())
+    assert (module.calls, module.kept, set(vars(module))) == (0, [], names)
+
+
+def test_a_parameter_of_a_module_matches_those_of_its_own_name() -> None:
+    class Affine(nn.Module):
+        def __init__(self, *, scaled: bool) -> None:
+            super().__init__()
+            self.inner = nn.Linear(3, 3)
+            self.scaled = scaled
+            if scaled:
+                self.gamma = nn.Parameter(torch.ones(3))
+            self.beta = nn.Parameter(torch.zeros(3))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = self.inner(x)
+            return (y * self.gamma if self.scaled else y) + self.beta
+
+    child, parent = signature(Affine(scaled=False)), signature(Affine(scaled=True))
+    for mode in ("lcs", "lp"):
+        pairs = shared(child, parent, mode)
+        assert [(a.name, b.name) for a, b in pairs] == [("inner", "inner"), ("beta", "beta")]
