@@ -199,6 +199,9 @@ def copy_tensors(model: nn.Module, state: State, names: Mapping[str, str]) -> in
     with torch.no_grad():
         for own, source in sources.items():
             targets[own].copy_(source)
+            owner, _, kept = own.rpartition(".")
+            if kept == "_extra_state":  # what its get_extra_state gave may be a copy
+                model.get_submodule(owner).set_extra_state(targets[own])
     return sum(targets[own].nbytes for own in sources)
 
 

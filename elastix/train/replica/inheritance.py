@@ -85,7 +85,7 @@ class Inheritance:
         state = self._source.place()
         if state is None:
             return None
-        return state, set(model.state_dict()) <= set(found["tensors"])
+        return state, _each_once(model) <= set(found["tensors"])
 
     def leave(self, left: TrainedModel, step: int) -> StateStored | None:
         """Leave a State to other models. Blocks until it is stored, if it is worth it."""
@@ -103,3 +103,12 @@ class Inheritance:
             stall_s=took_s,
             state_bytes=stored.state_bytes,
         )
+
+
+def _each_once(model: torch.nn.Module) -> set[str]:
+    """The names of its tensors; of one that has several, as tied weights do, the first."""
+    first: dict[int, str] = {}
+    for name, one in model.state_dict(keep_vars=True).items():
+        if isinstance(one, torch.Tensor):  # and not what a get_extra_state gives
+            first.setdefault(id(one), name)
+    return set(first.values())

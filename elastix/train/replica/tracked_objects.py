@@ -419,6 +419,8 @@ class TrackedObjects:
             n: other for n, other in self.others.items() if whole or isinstance(other, follow)
         }
         states.take_place(state, others)
+        if whole:
+            _take_extra(state, self.model)
         rest = state_entries.without(state, self.others)
         self._unclaimed = rest if whole else state_entries.entries_of(rest, "loader/")
         self._placed = True
@@ -634,3 +636,11 @@ def _check_elements(module: torch.nn.Module) -> None:
                 "place in memory, so it cannot be given to a worker that joins. Nothing was "
                 "prepared. Give the module a copy that has all of its elements: tensor.clone()"
             )
+
+
+def _take_extra(ancestor: State, module: torch.nn.Module) -> None:
+    """Give modules what those of the same names in an ancestor keep besides tensors."""
+    for name, part in module.named_modules():
+        key = f"@{name}._extra_state" if name else "@_extra_state"
+        if key in ancestor.meta:
+            part.set_extra_state(states.unflatten(ancestor.meta[key], ancestor.tensors))

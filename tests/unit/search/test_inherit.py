@@ -225,3 +225,29 @@ def test_what_a_state_dict_has_under_another_name_is_not_inherited_and_said(tmp_
     assert dict(found.tensors) == {"layer.bias": "layer.bias"}
     assert torch.equal(child.layer.bias, parent.layer.bias)
     assert "Renames has layer.weight under another name" in caplog.text
+
+
+class Calibrated(nn.Module):
+    """Keeps a tensor beside its state, and gives a copy of it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(3))
+        self.scales = torch.ones(3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * self.weight / self.scales
+
+    def get_extra_state(self) -> torch.Tensor:
+        return self.scales.clone()
+
+    def set_extra_state(self, state: torch.Tensor) -> None:
+        self.scales = state.clone()
+
+
+def test_a_tensor_that_a_layer_keeps_beside_its_state_is_inherited(store):
+    ancestor, model = (nn.Sequential(nn.Linear(3, 3), Calibrated()) for _ in range(2))
+    ancestor[1].scales.fill_(7.0)
+    found = inherit(model, store, parent=put(store, ancestor))
+    assert "1._extra_state" in found.tensors
+    assert model[1].scales.tolist() == [7.0] * 3

@@ -380,6 +380,62 @@ def test_a_child_that_changes_nothing_is_its_parent_byte_for_byte(tmp_path):
             assert any(all(torch.equal(mine[n], other[n]) for n in mine) for other in known)
 
 
+class Tied(Net):
+    """Two names for one tensor; and something besides tensors."""
+
+    def __init__(self):
+        super().__init__(2)
+        self.d = torch.nn.Linear(8, 2, bias=False)
+        self.d.weight = self.a.weight
+        self.passes = 0
+
+    def forward(self, x):
+        self.passes += self.training
+        return super().forward(x) + self.d(x)
+
+    def get_extra_state(self):
+        return {"passes": self.passes}
+
+    def set_extra_state(self, state):
+        self.passes = state["passes"]
+
+
+class Steps:
+    def __init__(self):
+        self.taken = 0
+
+    def state_dict(self):
+        return {"taken": self.taken}
+
+    def load_state_dict(self, state):
+        self.taken = state["taken"]
+
+
+def counts(ctx):
+    """What it counts itself, and what its model does, is reported beside the real number."""
+    model, steps = Tied(), Steps()
+    ctx.inherit(model)
+    model, optimizer = ctx.prepare(model, torch.optim.AdamW(model.parameters(), ctx.config["lr"]))
+    ctx.track(steps=steps)
+    for epoch in ctx.loader(data(), batch_size=32).epochs(4):
+        for x, y in epoch:
+            optimizer.zero_grad()
+            loss = F.cross_entropy(model(x), y)
+            loss.backward()
+            optimizer.step()
+            steps.taken += 1
+        ctx.report(loss=float(loss.detach()), real=ctx.step, steps=steps.taken, model=model.passes)
+
+
+def test_a_model_with_tied_weights_goes_on_with_all_that_belongs_to_it(tmp_path):
+    results = search(tmp_path, train=counts, searcher=Population(members=2, share=0.5))
+    assert any(trial.suggestion.in_place for trial in results)
+    told = [result for trial in results for result in trial.results]
+    assert [(each["steps"], each["model"]) for each in told] == [
+        (each["real"], each["real"]) for each in told
+    ]
+
+
 def constant(ctx):
     """Trains with the rate that its configuration has, or has for this epoch."""
     model = Net(8)
