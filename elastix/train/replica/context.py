@@ -263,8 +263,8 @@ class Context:
             What was inherited, as JSON values; None for nothing.
 
         Raises:
-            ConfigError: the model was prepared already, or what the ancestor has kept cannot be
-                rehearsed here.
+            ConfigError: the model was prepared already, another one has inherited, or what the
+                ancestor has kept cannot be rehearsed here.
             StoreError: the ancestor cannot be read.
         """
         if rehearsal is not None:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from elastix.data.rehearsal import Rehearsal
+from elastix.errors import ConfigError
 from elastix.events import AncestorIgnored, Event, StateStored, TensorsInherited
 from elastix.state import State, Stateful
 from elastix.train.replica.model_source import ModelSource, TrainedModel
@@ -25,7 +26,7 @@ class Inheritance:
 
     def __init__(self, source: ModelSource | None) -> None:
         self._source = source
-        self._asked = False
+        self._asked_for: torch.nn.Module | None = None
         self._inherited: tuple[torch.nn.Module, Mapping[str, Any]] | None = None
 
     @property
@@ -36,8 +37,14 @@ class Inheritance:
     def inherit(
         self, model: torch.nn.Module, rehearsal: Rehearsal | None
     ) -> TensorsInherited | None:
-        """Copy tensors of an ancestor into `model`; what was copied, None for nothing."""
-        self._asked = True
+        """Copy tensors of an ancestor into `model`; what was copied, None for nothing.
+
+        Raises:
+            ConfigError: another model has asked before.
+        """
+        if self._source and self._asked_for is not None and self._asked_for is not model:
+            raise _for_another()
+        self._asked_for = model
         found = self._source.inherit(model) if self._source is not None else None
         if found is None:
             return None
@@ -51,14 +58,19 @@ class Inheritance:
 
         Returns:
             What there is to say of it: that nobody has asked for an ancestor's tensors.
+
+        Raises:
+            ConfigError: a further model has, of which an ancestor's signature says nothing.
         """
         if self._source is None:
             return None
+        if any(self._asked_for is one for one in [*tracked.modules.values()][1:]):
+            raise _for_another()
         if self._inherited is not None:
             model, found = self._inherited
             if model is tracked.model:
                 self._source.warm_start(found, tracked.modules, tracked.others)
-        elif self._source.has_ancestor and not self._asked:
+        elif self._source.has_ancestor and self._asked_for is None:
             return AncestorIgnored()
         return None
 
@@ -112,3 +124,11 @@ def _each_once(model: torch.nn.Module) -> set[str]:
         if isinstance(one, torch.Tensor):  # and not what a get_extra_state gives
             first.setdefault(id(one), name)
     return set(first.values())
+
+
+def _for_another() -> ConfigError:
+    return ConfigError(
+        "ctx.inherit was called for another model than the first argument of ctx.prepare. Layers "
+        "of an ancestor are known of its first model alone, and others could be taken for them. "
+        "Call it once, for that one."
+    )

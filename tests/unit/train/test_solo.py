@@ -270,6 +270,21 @@ def test_inheriting_comes_before_prepare_and_is_told(tmp_path):
     assert [e.found["ref"] for e in events if isinstance(e, TensorsInherited)] == ["0" * 64]
 
 
+@pytest.mark.parametrize("asks", [["first", "second"], ["second"]], ids=["both", "second"])
+def test_a_further_model_inherits_nothing(tmp_path, asks):
+    """Its layers could be taken for those of the ancestor's first one."""
+
+    def inherits(ctx):
+        models = {"first": Net(1), "second": Net(1)}
+        for name in asks:
+            ctx.inherit(models[name])
+        ctx.prepare(*models.values())
+
+    outcome = run_alone(inherits, {}, solo(tmp_path, model_source=Keeps()), print)
+    assert isinstance(outcome.error, ConfigError)
+    assert "another model than the first argument" in str(outcome.error)
+
+
 def test_inherit_is_nothing_outside_of_a_campaign(tmp_path):
     found = []
     run_alone(lambda ctx: found.append(ctx.inherit(Net(1))), {}, solo(tmp_path), print)
