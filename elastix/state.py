@@ -534,10 +534,11 @@ def warm_start(
     learning rate and weight decay: moments that were averaged otherwise mean something else.
 
     Args:
-        modules: as for `capture`; the tensors are those of the one with the empty prefix.
+        modules: as for `capture`.
         others: as for `capture`; optimizers among them have taken no step.
         ancestor: with or without optimizers.
-        sources: name of each tensor that was copied to its name in the ancestor.
+        sources: name of each tensor that was copied, with the prefix of its module, to its name in
+            the ancestor.
 
     Returns:
         Of how many parameters.

@@ -86,8 +86,8 @@ class Inheritance:
         """The State that was left at a pause."""
         return self._source.resume() if self._source is not None else None
 
-    def place(self) -> tuple[State, bool] | None:
-        """The State in whose place the run begins, and whether it has all of that model.
+    def place(self) -> tuple[State, Mapping[str, str], bool] | None:
+        """The State in whose place the run begins, what it has of it, and whether that is all.
 
         None where it begins at the beginning, as it does if it has inherited nothing.
         """
@@ -97,7 +97,7 @@ class Inheritance:
         state = self._source.place()
         if state is None:
             return None
-        return state, _each_once(model) <= set(found["tensors"])
+        return state, found["tensors"], _each_once(model) <= set(found["tensors"])
 
     def leave(self, left: TrainedModel, step: int) -> StateStored | None:
         """Leave a State to other models. Blocks until it is stored, if it is worth it."""

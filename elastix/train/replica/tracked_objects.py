@@ -404,26 +404,49 @@ class TrackedObjects:
         others = {n: o for n, o in self.others.items() if f"@{n}" in state.meta and n != "rng"}
         states.restore(state, self.modules, others)
 
-    def take_place(self, state: State, *, whole: bool) -> None:
+    def take_place(self, state: State, inherited: Mapping[str, str], *, whole: bool) -> None:
         """Go on where an ancestor stands; see `state.take_place`.
 
-        What its State has for loaders, and for objects to come, is kept for them.
+        What its State has for loaders, and for objects to come, is kept for them. Further modules
+        are as they are there, with what optimizers have gathered on them, unless they were made
+        for another model: then their shapes differ.
 
         Args:
             state: the ancestor's.
+            inherited: tensors of the model, by name, with their names there.
             whole: all of the model was inherited. Otherwise only optimizers, schedulers, loaders
                 and random numbers follow it: the rest was made for another model.
         """
+        further = self._take_modules(state)
+        if further:
+            states.warm_start(self.modules, self.others, state, {**inherited, **further})
         follow = torch.optim.Optimizer | LRScheduler | RandomState
         others = {
             n: other for n, other in self.others.items() if whole or isinstance(other, follow)
         }
         states.take_place(state, others)
         if whole:
-            _take_extra(state, self.model)
+            _take_extra(state, "", self.model)
         rest = state_entries.without(state, self.others)
         self._unclaimed = rest if whole else state_entries.entries_of(rest, "loader/")
         self._placed = True
+
+    def _take_modules(self, state: State) -> dict[str, str]:
+        """What further modules have taken over, by name; each does so as a whole or not at all."""
+        taken: dict[str, str] = {}
+        for prefix, module in self.modules.items():
+            named = module.state_dict(keep_vars=True).items()
+            live = {prefix + name: one for name, one in named if isinstance(one, torch.Tensor)}
+            there = {name: state.tensors[name] for name in live if name in state.tensors}
+            shapes = {name: one.shape for name, one in there.items()}
+            if not prefix or shapes != {name: one.shape for name, one in live.items()}:
+                continue
+            with torch.no_grad():
+                for name, one in live.items():
+                    one.copy_(there[name])
+            _take_extra(state, prefix, module)
+            taken |= {name: name for name in live}
+        return taken
 
     def _claim(self, name: str, other: Stateful) -> bool:
         """Give an object its part of the State; False if that has none."""
@@ -638,9 +661,9 @@ def _check_elements(module: torch.nn.Module) -> None:
             )
 
 
-def _take_extra(ancestor: State, module: torch.nn.Module) -> None:
+def _take_extra(ancestor: State, prefix: str, module: torch.nn.Module) -> None:
     """Give modules what those of the same names in an ancestor keep besides tensors."""
     for name, part in module.named_modules():
-        key = f"@{name}._extra_state" if name else "@_extra_state"
+        key = f"@{prefix}{name}{'.' if name else ''}_extra_state"
         if key in ancestor.meta:
             part.set_extra_state(states.unflatten(ancestor.meta[key], ancestor.tensors))

@@ -265,8 +265,9 @@ class WorkerState:
         found = self._inheritance.place()
         if found is None:
             return
-        state, whole = leaving_out(found[0], self._settings.left_out), found[1]
-        self._tracked.take_place(state, whole=whole)
+        state, inherited, whole = found
+        state = leaving_out(state, self._settings.left_out)
+        self._tracked.take_place(state, inherited, whole=whole)
         self._steps.load_state_dict(state.meta)
         self._steps.window.forget()
         self._schedule.stored(self._steps.step)

@@ -436,6 +436,38 @@ def test_a_model_with_tied_weights_goes_on_with_all_that_belongs_to_it(tmp_path)
     ]
 
 
+def two_modules(ctx):
+    """What the second one is before and after an epoch, and how many steps its momenta know."""
+    first, second = Net(ctx.config.get("width", 2)), torch.nn.Linear(2, 2)
+    ctx.inherit(first)
+    parameters = [*first.parameters(), *second.parameters()]
+    optimizer = torch.optim.AdamW(parameters, lr=ctx.config["lr"])
+    first, second, optimizer = ctx.prepare(first, second, optimizer)
+    for epoch in ctx.loader(data(), batch_size=32).epochs(4):
+        before = second.bias.detach().tolist()
+        for x, y in epoch:
+            optimizer.zero_grad()
+            loss = F.cross_entropy(second(first(x)), y)
+            loss.backward()
+            optimizer.step()
+        known = optimizer.state[second.bias]["step"].item()
+        after = second.bias.detach().tolist()
+        report = {"before": str(before), "after": str(after), "known": known, "step": ctx.step}
+        ctx.report(loss=float(loss.detach()), **report)
+
+
+def test_further_modules_go_on_as_the_parent_has_them(tmp_path):
+    results = search(tmp_path, train=two_modules, searcher=Population(members=2, share=0.5))
+    children = [trial for trial in results if trial.suggestion.in_place]
+    assert children
+    for child in children:
+        first = child.results[0]
+        assert first["known"] == first["step"]
+        line = results[child.suggestion.parent_number].results
+        stood = [each["after"] for each in line if each["step"] < first["step"]]
+        assert first["before"] == stood[-1]
+
+
 def constant(ctx):
     """Trains with the rate that its configuration has, or has for this epoch."""
     model = Net(8)
