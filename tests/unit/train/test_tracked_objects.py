@@ -192,7 +192,7 @@ def test_an_optimizer_that_is_tracked_late_keeps_its_own_options_in_an_ancestors
     parent.track({"late": torch.optim.SGD(model.parameters(), lr=0.1)})
     child, own = TrackedObjects(), torch.nn.Linear(2, 2)
     child.prepare([own], torch.device("cpu"))
-    child.take_place(parent.capture({}), whole=True)
+    child.take_place(parent.capture({}), {}, whole=True)
     late = torch.optim.SGD(own.parameters(), lr=0.7)
     assert list(child.track({"late": late})) == ["late"], "it begins with this run"
     assert late.param_groups[0]["lr"] == 0.7

@@ -88,7 +88,7 @@ def test_a_trial_that_goes_back_leaves_out_what_the_guard_has_since(tmp_path, be
     parts = SimpleNamespace(
         settings=SimpleNamespace(alone=False, exact=False, run="r", left_out={0: ((44, 48),)}),
         driver=None,
-        tracked=SimpleNamespace(take_place=lambda state, **_: taken.append(state), passes=0.0),
+        tracked=SimpleNamespace(take_place=lambda state, _, **__: taken.append(state), passes=0.0),
         schedule=SimpleNamespace(stored=lambda _: None),
         copies=None,
         link=SimpleNamespace(open_store=lambda: Store(tmp_path / "store")),
@@ -97,7 +97,8 @@ def test_a_trial_that_goes_back_leaves_out_what_the_guard_has_since(tmp_path, be
         step=10, load_state_dict=lambda _: None, window=SimpleNamespace(forget=lambda: None)
     )
     source = SimpleNamespace(
-        resume=lambda: there if paused else None, place=lambda: None if paused else (there, True)
+        resume=lambda: there if paused else None,
+        place=lambda: None if paused else (there, {}, True),
     )
     worker = WorkerState(parts, steps, None, source)
     worker.adopt = taken.append
