@@ -36,6 +36,7 @@ from elastix.arguments import able, checked, single
 from elastix.config import InheritConfig, InheritMode, InheritProvider, RunConfig
 from elastix.errors import ConfigError, SearchError
 from elastix.flat import flatten, nest
+from elastix.search.config_values import plain
 from elastix.search.model_sources import InheritTerms, StoreDirectory, TrialModelSource
 from elastix.search.space import Space, as_space
 from elastix.search.trial import Objectives, Searcher, Selects, Trial, TrialState
@@ -156,8 +157,8 @@ class Search(TuneSearcher):
             return not config
         self._metric, self._mode = metric or self._metric, mode or self._mode
         if self._space is None:
-            self._space = space_of(config)
-            self._labelled = _labelled(config)
+            self._space, steps = _by_steps(space_of(config), config)
+            self._labelled = _labelled(config) | steps
             self._nested = True
         self._begin()
         return True
@@ -432,6 +433,26 @@ def _labelled(config: Mapping[str, Any]) -> dict[str, dict[Any, Any]]:
         for name, value in flatten(config, separator=_SEPARATOR).items()
         if isinstance(value, sample.Categorical)
     }
+
+
+def _by_steps(
+    space: ConfigurationSpace, config: Mapping[str, Any]
+) -> tuple[ConfigurationSpace, dict[str, dict[Any, Any]]]:
+    """Quantised logarithmic domains as numbers of steps; by entry, Tune's values by these numbers.
+
+    In a list of values all are equally likely, and nine of ten would lie in the last decade.
+    """
+    row = flatten(config, separator=_SEPARATOR)
+    parts, values = [], {}
+    for name, part in space.items():
+        quantised = getattr(row[name], "sampler", None)
+        inner = quantised.sampler if isinstance(quantised, sample.Quantized) else None
+        if isinstance(inner, sample.LogUniform) and len(part.sequence) > 1:
+            first = round(part.sequence[0] / quantised.q)
+            values[name] = dict(enumerate(map(plain, part.sequence), first))
+            part = Integer(name, (first, max(values[name])), log=True)
+        parts.append(part)
+    return ConfigurationSpace(name="tune", space=parts), values
 
 
 def _labels(value: sample.Categorical) -> list[Any]:

@@ -57,6 +57,24 @@ def test_quantised_whole_numbers_are_tunes_own_multiples_within_the_bounds():
 
 
 @pytest.mark.parametrize(
+    ("domain", "middle"),
+    [
+        (tune.qloguniform(1e-4, 1e-1, 1e-4), (1e-3, 1e-2)),
+        (tune.qlograndint(8, 1024, 8), (40, 200)),
+    ],
+)
+def test_quantised_domains_are_searched_on_the_scale_that_they_have(domain, middle):
+    search = elastix.tune.Search(elastix.Random(), metric="score", mode="max")
+    search.set_search_properties(None, None, {"one": domain, "x": tune.uniform(0, 1)})
+    found = [search.suggest(str(number))["one"] for number in range(300)]
+    assert {type(value) for value in found} == {type(domain.sample())}
+    own = set(elastix.tune.space_of({"one": domain})["one"].sequence)
+    assert set(found) <= own
+    low, high = middle
+    assert low < sorted(found)[150] < high
+
+
+@pytest.mark.parametrize(
     ("entry", "value"),
     [
         (None, None),
