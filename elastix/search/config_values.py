@@ -10,7 +10,16 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 import numpy as np
-from ConfigSpace import Configuration, ConfigurationSpace, Constant, ForbiddenValueError
+from ConfigSpace import (
+    BetaFloatHyperparameter,
+    BetaIntegerHyperparameter,
+    Configuration,
+    ConfigurationSpace,
+    Constant,
+    ForbiddenValueError,
+    NormalFloatHyperparameter,
+    NormalIntegerHyperparameter,
+)
 from ConfigSpace.hyperparameters import (
     CategoricalHyperparameter,
     Hyperparameter,
@@ -24,6 +33,14 @@ from elastix.errors import ConfigError, EmptySpace
 
 Values = dict[str, Any]
 Parameter = Hyperparameter[Any, Any]
+
+BELLS = (
+    BetaFloatHyperparameter,
+    BetaIntegerHyperparameter,
+    NormalFloatHyperparameter,
+    NormalIntegerHyperparameter,
+)
+"""Numbers of which some are likelier than others."""
 
 TRIES = 2000
 _NEAR = 0.2  # standard deviation of a small change, as a share of the range
@@ -110,6 +127,11 @@ def _evenly(hyperparameter: Parameter, rng: RandomState) -> Any:  # noqa: ANN401
         return listed[int(rng.randint(0, len(listed)))]
     low, high = hyperparameter.lower_vectorized, hyperparameter.upper_vectorized
     return hyperparameter.to_value(rng.uniform(low, high))
+
+
+def is_uneven(hyperparameter: Parameter) -> bool:
+    """Whether a user has said which of its values are likely to be good."""
+    return isinstance(hyperparameter, BELLS) or getattr(hyperparameter, "weights", None) is not None
 
 
 def default(space: ConfigurationSpace) -> Values:

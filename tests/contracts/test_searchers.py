@@ -455,6 +455,24 @@ class TestOptuna(SearcherContract):
         assert theirs.state_dict() == ours.state_dict()
         assert theirs.ask(2) == ours.ask(2)
 
+    @pytest.mark.parametrize("options", [{}, {"n_startup_trials": 4, "constant_liar": False}])
+    def test_at_first_it_draws_what_the_space_says_is_likely(self, options):
+        likely = [
+            Float("momentum", (0, 1), distribution=Normal(0.9, 0.02)),
+            Categorical("kind", ["a", "b"], weights=[0.999, 0.001]),
+        ]
+        searcher = elastix.Optuna(**options)
+        searcher.start(ConfigurationSpace(space=likely), seed=3)
+        first = [each.config for each in searcher.ask(options.get("n_startup_trials", 10))]
+        assert all(config["momentum"] > 0.8 and config["kind"] == "a" for config in first)
+        known = [
+            Trial(n, Suggestion(config), TrialState.FINISHED, (float(n),))
+            for n, config in enumerate(first)
+        ]
+        searcher.tell(known)
+        later = [each.config["momentum"] for each in searcher.ask(10)]
+        assert min(later) < 0.8, "TPE goes by results alone"
+
     def test_an_objective_of_ones_own(self):
         optuna = pytest.importorskip("optuna")
         from elastix.search.searchers.optuna import suggest

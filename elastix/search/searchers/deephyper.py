@@ -18,13 +18,7 @@ from contextlib import contextmanager, suppress
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
-from ConfigSpace import (
-    BetaFloatHyperparameter,
-    BetaIntegerHyperparameter,
-    ConfigurationSpace,
-    NormalFloatHyperparameter,
-    NormalIntegerHyperparameter,
-)
+from ConfigSpace import ConfigurationSpace
 from deephyper.hpo import CBO, HpProblem
 from deephyper.hpo.utils import get_inactive_value_of_hyperparameter
 from deephyper.skopt.moo import MoScalarFunction
@@ -32,7 +26,7 @@ from deephyper.skopt.optimizer.optimizer import is_not_improving
 
 from elastix.arguments import checked, require
 from elastix.errors import ConfigError
-from elastix.search.config_values import choices, generator, plain
+from elastix.search.config_values import BELLS, choices, generator, plain
 from elastix.search.pareto import furthest
 from elastix.search.searchers.search_history import HistoryOnceStarted, SearchHistory
 from elastix.search.space import Space
@@ -40,12 +34,6 @@ from elastix.search.trial import Config, Suggestion, Trial
 
 AcqOptimizer = Literal["auto", "sampling", "mixedga"]
 
-_UNKNOWN = (
-    BetaFloatHyperparameter,
-    BetaIntegerHyperparameter,
-    NormalFloatHyperparameter,
-    NormalIntegerHyperparameter,
-)
 _STRATEGY = "moo_scalarization_strategy"
 _LONG_S = 60.0
 _POINTS = 3_000
@@ -128,7 +116,7 @@ class DeepHyper:
         """
         self.history = SearchHistory.begin(space, objectives, seed)
         for name, hyperparameter in self.history.space.flat.items():
-            if isinstance(hyperparameter, _UNKNOWN):
+            if isinstance(hyperparameter, BELLS):
                 raise ConfigError(
                     f"{name} is a {type(hyperparameter).__name__}, which DeepHyper cannot model. "
                     "Nothing was started. Make it uniform, on a logarithmic scale perhaps, or use "

@@ -24,13 +24,16 @@ from optuna.trial import TrialState as State
 
 from elastix.arguments import checked, require
 from elastix.errors import ConfigError
-from elastix.search.config_values import Parameter, Values, active, plain
+from elastix.search.config_values import Parameter, Values, active, is_uneven, plain
 from elastix.search.searchers.search_history import HistoryOnceStarted, SearchHistory
 from elastix.search.space import Space
 from elastix.search.trial import Config, Suggestion, Trial, config_key
 
 if TYPE_CHECKING:
+    from numpy.random import RandomState
     from optuna.storages import InMemoryStorage
+
+_STARTUP = 10  # of TPESampler
 
 
 def distribution(hyperparameter: Parameter) -> BaseDistribution:
@@ -80,6 +83,9 @@ def parameters(space: Space, config: Config) -> tuple[Values, dict[str, BaseDist
 @checked
 class Optuna:
     """Optuna's TPE (tree-structured Parzen estimator).
+
+    Its random proposals at the beginning are drawn from the space's distributions. What it proposes
+    later follows from results alone.
 
     Source: Bergstra et al., Algorithms for Hyper-Parameter Optimization, NeurIPS'11.
 
@@ -131,6 +137,9 @@ class Optuna:
         self._log: list[list[Any]] = []
         self._numbers: dict[str, int] = {}
         self._study = _quiet_study(objectives)
+        uneven = any(map(is_uneven, self.history.space.flat.values()))
+        # Optuna would draw these evenly.
+        self._drawn = int(self.options.get("n_startup_trials", _STARTUP)) if uneven else 0
 
     def ask(self, n: int = 1) -> list[Suggestion]:
         """See Searcher."""
@@ -145,6 +154,8 @@ class Optuna:
     def _propose(self) -> Config | None:
         history = self.history
         rng = history.rng()
+        if self._drawn and self._known() < self._drawn:
+            return self._fresh(rng)
         self._study.sampler = TPESampler(seed=int(rng.randint(2**31)), **self.options)
         trial = self._study.ask()
         config = suggest(trial, history.space)
@@ -154,7 +165,16 @@ class Optuna:
             return config
         self._study.tell(trial, state=State.FAIL)  # Optuna ignores what failed
         self._log.append([config, None, False, None])
-        fresh = history.fresh(rng)
+        return self._fresh(rng)
+
+    def _known(self) -> int:
+        """How many trials Optuna learns from."""
+        liar = self.options["constant_liar"]
+        return sum(losses is not None or (pending and liar) for _, losses, pending, _ in self._log)
+
+    def _fresh(self, rng: "RandomState") -> Config | None:
+        """A random one by the space's own distributions."""
+        fresh = self.history.fresh(rng)
         if fresh is not None:
             self._add(fresh, None, pending=True)
         return fresh
