@@ -166,7 +166,8 @@ class Advisers:
         """What has passed since the last transaction, with its place; None for nothing.
 
         Args:
-            after_states: the states go with it, so nothing counts but what is still to be told.
+            after_states: the states go with it, so nothing counts but what is still to be told,
+                and what is still to be tried.
         """
         notes = self._notes
         if after_states:
@@ -174,6 +175,7 @@ class Advisers:
                 ["over", trial.number] if trial.state.is_final else ["rung", trial.to_json()]
                 for trial in self.untold
             ]
+            notes += [["lost", suggestion.to_json()] for suggestion in self._lost]
         return (self._place, notes) if notes else None
 
     def written(self, passed: tuple[int, list[Note]] | None) -> None:
@@ -251,6 +253,9 @@ class Advisers:
             elif name == "ask":
                 asked = copy.deepcopy(ask(self._searcher, rest[0]))
                 self._lost += [each for each in asked if each.key not in known]
+            elif name == "lost":
+                each = Suggestion(**rest[0])
+                self._lost += [] if each.key in known else [each]
         self.untold = [trial for trial in waiting if trial is not None]
         return done
 

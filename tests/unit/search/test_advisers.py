@@ -224,6 +224,30 @@ def test_what_was_proposed_and_is_proposed_otherwise_now_is_tried_all_the_same(t
     assert searchers[0].state_dict() == searchers[1].state_dict()
 
 
+def test_what_is_still_to_be_tried_outlives_another_kill(tmp_path):
+    """Some is tried, and then the states are written; the rest of it is not lost."""
+
+    def taken_up(database):
+        searcher = Evolution()
+        searcher.start(SPACE, seed=1)
+        advisers = Advisers(searcher, None)
+        advisers.restore(database, [], same_searcher=True, same_rungs=True)
+        return advisers
+
+    with TrialDatabase(tmp_path) as database:
+        first = taken_up(database)
+        asked = first.ask(3)
+        database.commit([], None, (), first.passed(after_states=False))
+        second = taken_up(database)
+        tried = second.take_lost(1)
+        passed = second.passed(after_states=True)
+        database.commit([], second.states(0), (), passed, forget_passed=True)
+        second.written(passed)
+        third = taken_up(database)
+        assert [*tried, *third.take_lost(9)] == list(asked)
+        assert third.states(0) == second.states(0)
+
+
 class Late(Virtual):
     """A trial's last report comes before its end, as from a worker that still stores its State.
 
