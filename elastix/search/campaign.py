@@ -282,8 +282,9 @@ class Campaign:
             if facts["seed"] != self._run.seed:
                 searcher = self._begun(facts["seed"])
             warn_of_copy(self._run.store)
-            with Store(self._run.store):
-                pass  # it can be opened and written, or says why not before anything is started
+            with Store(self._run.store) as store:  # or says why not before anything is started
+                if not database.count():
+                    self._warn_of_namesake(store)
             executor = self._executor or self._pool()
             try:
                 executor.open(self._train)
@@ -291,6 +292,18 @@ class Campaign:
                 return self._carry_out(database, searcher, executor, facts, same)
             finally:
                 executor.close()
+
+    def _warn_of_namesake(self, store: Store) -> None:
+        """Models that are found by the campaign's name may be of one whose folder was removed."""
+        if self._inherit.mode == "none" or self._inherit.provider != "store":
+            return
+        left = sum(entry.meta.get("campaign") == self.name for entry in store.log())
+        if left:
+            logger.warning(
+                "the store has %d models of an earlier campaign %r, whose trials are gone, and "
+                "those of this one inherit from them too. Choose another name to begin without.",
+                *(left, self.name),
+            )
 
     def _begun(self, seed: int) -> Searcher:
         """The searcher, started and not told of anything yet."""

@@ -1,5 +1,8 @@
 """A search that is to inherit does so within its budget, and says so if it did not. No Ray."""
 
+import functools
+import shutil
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -77,6 +80,19 @@ def test_a_search_in_which_nothing_was_made_from_another_claims_nothing(tmp_path
 def test_trials_without_models_have_no_layers_that_could_differ(tmp_path, capsys):
     _, _, told = search(tmp_path, lambda ctx: ctx.report(accuracy=ctx.config["x"]), capsys)
     assert "no trial inherited anything: none has left a model" in told
+
+
+def test_models_of_a_removed_campaign_of_that_name_are_told_of(tmp_path, capsys, caplog):
+    """With the store as provider they are found by that name."""
+    given = {"searcher": elastix.Random(), "quiet": True}
+    search(tmp_path, functools.partial(learns, inherits=True), capsys, **given)
+    assert "earlier campaign" not in caplog.text
+    search(tmp_path, functools.partial(learns, inherits=True), capsys, **given)
+    assert "earlier campaign" not in caplog.text, "it goes on, and these are its own"
+    shutil.rmtree(tmp_path / "runs")
+    found, _, _ = search(tmp_path, functools.partial(learns, inherits=True), capsys, **given)
+    assert found[0].inherited is not None
+    assert "12 models of an earlier campaign 'c'" in caplog.text
 
 
 def test_a_campaign_without_inheritance_has_nothing_to_say_about_it(tmp_path, capsys):
