@@ -321,8 +321,9 @@ def _retired(store: "Store", ref: str) -> bool:
 
 
 def _trials(name: str, store: str) -> list[str]:
-    """Models that the trials of a campaign have left."""
+    """Models that the trials of a campaign have left, before they were lost or went on as well."""
     from elastix.search.results import Results
+    from elastix.store import Store
 
     try:
         results = Results.open(store, name)
@@ -334,4 +335,8 @@ def _trials(name: str, store: str) -> list[str]:
             "trials have left: these stay in the store."
         )
         return []
-    return [t.ref for t in (*results.trials, *results.reranked) if t.ref is not None]
+    found = [str(t.ref) for t in (*results.trials, *results.reranked) if t.ref is not None]
+    with suppress(NotFound), Store(store, read_only=True) as opened:
+        left = [e for e in opened.log() if e.meta.get("campaign") == name and "trial" in e.meta]
+        found += [entry.ref for entry in left]
+    return found

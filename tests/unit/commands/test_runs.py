@@ -33,6 +33,8 @@ from elastix.observe.journal import Journal, read
 from elastix.observe.progress import Progress
 from elastix.observe.run_lock import Lock
 from elastix.report.site import Site
+from elastix.search.trial import Suggestion, Trial, TrialState
+from elastix.search.trial_database import TrialDatabase, TrialRow
 from elastix.state import State
 from elastix.store import Store
 from tests.report_data import BEGAN, run_events
@@ -434,6 +436,25 @@ def test_a_campaign_goes_with_the_runs_of_its_trials_and_no_other(store):
     with Store(store, read_only=True) as models:
         assert "nas-00000/last" not in models.tags()
         assert "nas-00001/last" in models.tags()
+
+
+def test_with_a_campaign_go_the_models_of_trials_that_nobody_heard_of(store):
+    """A driver that was killed as one ended, say; others of that name would inherit from them."""
+    with Store(store) as models:
+        theirs = [
+            models.put(State({"w": torch.full((250,), float(n))}, {"campaign": name, "trial": n}))
+            for n, name in enumerate(["killed", "killed", "other"])
+        ]
+    facts = {"name": "killed", "metrics": ["score"], "modes": ["max"], "searcher": "Random"}
+    with TrialDatabase(store / "runs" / "killed") as database:
+        trial = Trial(0, Suggestion({"x": 1}), TrialState.FINISHED, ref=theirs[0])
+        database.commit([TrialRow(trial)], {"campaign": {**facts, "budget": {}, "began_s": 0.0}})
+    write(store, "killed", CampaignEnded(t=BEGAN, outcome="interrupted", trials=0, best=-1))
+    (found,) = json.loads(run(store, "rm", "killed", "--yes", "--json").stdout)
+    assert found["states"] == 2
+    with Store(store, read_only=True) as models:
+        assert not {*theirs[:2]} & {entry.ref for entry in models.log()}
+        assert theirs[2] in {entry.ref for entry in models.log()}
 
 
 def test_a_campaign_is_not_removed_while_one_of_its_trials_runs(store):
