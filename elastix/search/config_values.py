@@ -6,7 +6,7 @@ Invariant: a value that leaves here is JSON, and a configuration that is drawn o
 satisfies the conditions and the forbidden clauses.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, cast
 
 import numpy as np
@@ -17,9 +17,15 @@ from ConfigSpace import (
     ConfigurationSpace,
     Constant,
     ForbiddenValueError,
+    GreaterThanCondition,
+    InCondition,
+    LessThanCondition,
     NormalFloatHyperparameter,
     NormalIntegerHyperparameter,
+    NotEqualsCondition,
+    OrConjunction,
 )
+from ConfigSpace.conditions import Conjunction
 from ConfigSpace.hyperparameters import (
     CategoricalHyperparameter,
     Hyperparameter,
@@ -44,6 +50,45 @@ BELLS = (
 
 TRIES = 2000
 _NEAR = 0.2  # standard deviation of a small change, as a share of the range
+
+
+def sound(space: ConfigurationSpace, *, always: bool = False) -> ConfigurationSpace:
+    """The same with other words for "unless the parent is this", where the parent may be absent.
+
+    Then such a condition does not hold. ConfigSpace says so too where it looks at values; where it
+    looks at vectors it holds, since NaN is no value, and what one accepts the other refuses.
+
+    Args:
+        space: is left as it is.
+        always: all parents may be absent, as those of a block are.
+    """
+    absent = {*space} if always else {*space} - {*space.unconditional_hyperparameters}
+    conditions = [_said_otherwise(each, absent) for each in space.conditions]
+    if all(new is old for new, old in zip(conditions, space.conditions, strict=True)):
+        return space
+    other = ConfigurationSpace(name=space.name)
+    other.add([*space.values()])
+    other.add(conditions)
+    other.add([*space.forbidden_clauses])
+    return other
+
+
+def _said_otherwise(condition: Any, absent: Collection[str]) -> Any:  # noqa: ANN401 - of any kind
+    if isinstance(condition, Conjunction):
+        parts = [_said_otherwise(each, absent) for each in condition.components]
+        same = all(new is old for new, old in zip(parts, condition.components, strict=True))
+        return condition if same else type(condition)(*parts)
+    if not isinstance(condition, NotEqualsCondition) or condition.parent.name not in absent:
+        return condition
+    child, parent, value = condition.child, condition.parent, condition.value
+    listed = choices(parent)
+    if listed is None:
+        less, more = (
+            kind(child, parent, value) for kind in (LessThanCondition, GreaterThanCondition)
+        )
+        return OrConjunction(less, more)
+    others = [choice for choice in listed if choice != value]
+    return InCondition(child, parent, others) if others else condition
 
 
 def generator(seed: int, count: int = 0) -> RandomState:

@@ -54,7 +54,7 @@ def _gathered(parts: ConfigurationSpace | Iterable[Clause], what: str) -> Config
     """
     if isinstance(parts, ConfigurationSpace):
         _check_exact(parts, what)
-        return parts
+        return config_values.sound(parts)
     kinds = "hyperparameters, conditions and forbidden clauses"
     rule = f"{what} must be a ConfigurationSpace, or a list of {kinds}"
     if not isinstance(parts, Iterable) or isinstance(parts, Hyperparameter):
@@ -79,7 +79,7 @@ def _gathered(parts: ConfigurationSpace | Iterable[Clause], what: str) -> Config
     except (ValueError, KeyError) as error:  # ConfigSpace's own errors are of these
         raise ConfigError(f"{rule} that fit: {error}. Nothing was made.") from error
     _check_exact(space, what)
-    return space
+    return config_values.sound(space)
 
 
 def _check_exact(space: ConfigurationSpace, what: str) -> None:
@@ -418,9 +418,10 @@ class Space:
         for name, part in self.blocks.items():
             length = _length(part)
             flat.add(length)
+            block = config_values.sound(part.block, always=True)
             for place in range(part.max):
                 at = f"{name}.{place}."
-                flat.add_configuration_space(at[:-1], deepcopy(part.block), delimiter=".")
+                flat.add_configuration_space(at[:-1], deepcopy(block), delimiter=".")
                 if place >= part.min:
                     roots = [flat[at + n] for n in part.block.unconditional_hyperparameters]
                     flat.add([GreaterThanCondition(r, flat[length.name], place) for r in roots])

@@ -14,6 +14,7 @@ from ConfigSpace import (
     ForbiddenEqualsRelation,
     GreaterThanCondition,
     Integer,
+    NotEqualsCondition,
     OrdinalHyperparameter,
 )
 from hypothesis import given, settings
@@ -23,7 +24,7 @@ import elastix
 from elastix.errors import ConfigError, EmptySpace
 from elastix.search.config_values import generator
 from elastix.search.space import Blocks, Space, as_space
-from elastix.search.trial import config_key
+from elastix.search.trial import Trial, TrialState, config_key
 
 SEEDS = st.integers(0, 2**31)
 quick = settings(max_examples=60)
@@ -411,3 +412,48 @@ def test_a_space_that_forbids_its_own_defaults_says_that_it_is_these():
         Space([a, b, ForbiddenEqualsRelation(a, b)])
     a, b = Integer("a", (0, 9), default=3), Integer("b", (0, 9))
     assert Space([a, b, ForbiddenEqualsRelation(a, b)]).get_default_configuration()["a"] == 3
+
+
+def unless(parent, value):
+    """A choice, one that depends on it, and one that is there unless that has some value."""
+    kind = Categorical("kind", ["conv", "pool"])
+    child = Categorical("child", [1, 2, 3])
+    return [
+        *(kind, parent, child),
+        EqualsCondition(parent, kind, "conv"),
+        NotEqualsCondition(child, parent, value),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("parent", "value"),
+    [
+        (Categorical("size", [3, 5, 7]), 5),
+        (Integer("size", (1, 3)), 2),
+        (Float("size", (0, 1)), 0.5),
+    ],
+    ids=["choices", "integer", "float"],
+)
+def test_unless_an_absent_parent_has_a_value_means_absent_everywhere(parent, value):
+    """ConfigSpace's vectors say otherwise, and what was drawn was then refused."""
+    forbidden = ForbiddenEqualsClause(parent, 7 if value == 5 else 1)
+    spaces = [
+        Space(unless(parent, value)),
+        Space([*unless(parent, value), forbidden]),
+        Space([], Blocks("body", unless(parent, value), min=0, max=3)),
+    ]
+    for space in spaces:
+        drawn = [space.sample(generator(seed)) for seed in range(60)]
+        drawn += [one for each in drawn if (one := space.mutate(each, generator(7)))]
+        for config in drawn:
+            assert space.check(config) == config
+            assert space.from_flat(space.to_flat(config)) == config
+            for one in config.get("body", [config]):
+                there = one["kind"] == "conv" and one["size"] != value
+                assert ("child" in one) is there
+    for make in (elastix.ScreenedEvolution, elastix.Optuna, elastix.DeepHyper):
+        searcher = make()
+        searcher.start(spaces[2], seed=1)
+        for number in range(3):
+            (asked,) = searcher.ask(1)
+            searcher.tell([Trial(number, asked, TrialState.FINISHED, (float(number),))])
