@@ -36,7 +36,7 @@ from elastix.arguments import able, checked, single
 from elastix.config import InheritConfig, InheritMode, InheritProvider, RunConfig
 from elastix.errors import ConfigError, SearchError
 from elastix.flat import flatten, nest
-from elastix.search.config_values import plain
+from elastix.search.config_values import choices, plain
 from elastix.search.model_sources import InheritTerms, StoreDirectory, TrialModelSource
 from elastix.search.space import Space, as_space
 from elastix.search.trial import Objectives, Searcher, Selects, Trial, TrialState
@@ -443,13 +443,15 @@ def _by_steps(
     In a list of values all are equally likely, and nine of ten would lie in the last decade.
     """
     row = flatten(config, separator=_SEPARATOR)
-    parts, values = [], {}
+    parts: list[Any] = []
+    values: dict[str, dict[Any, Any]] = {}
     for name, part in space.items():
-        quantised = getattr(row[name], "sampler", None)
-        inner = quantised.sampler if isinstance(quantised, sample.Quantized) else None
-        if isinstance(inner, sample.LogUniform) and len(part.sequence) > 1:
-            first = round(part.sequence[0] / quantised.q)
-            values[name] = dict(enumerate(map(plain, part.sequence), first))
+        sampler: Any = getattr(row[name], "sampler", None)
+        listed = [plain(value) for value in choices(part) or ()]
+        quantised = isinstance(sampler, sample.Quantized) and len(listed) > 1
+        if quantised and isinstance(sampler.sampler, sample.LogUniform):
+            first = round(listed[0] / sampler.q)
+            values[name] = dict(enumerate(listed, first))
             part = Integer(name, (first, max(values[name])), log=True)
         parts.append(part)
     return ConfigurationSpace(name="tune", space=parts), values

@@ -29,6 +29,7 @@ from elastix.data.loader import Loader
 from elastix.data.rehearsal import ENTRY, Rehearsal
 from elastix.data.source import Source
 from elastix.errors import ConfigError, StateError
+from elastix.nested_state import unflatten
 from elastix.sharding import fsdp_layers, is_sharded, let_go_of_gathered, local, named_part
 from elastix.state import RandomState, State, Stateful
 from elastix.state_entries import OUTER
@@ -666,4 +667,4 @@ def _take_extra(ancestor: State, prefix: str, module: torch.nn.Module) -> None:
     for name, part in module.named_modules():
         key = f"@{prefix}{name}{'.' if name else ''}_extra_state"
         if key in ancestor.meta:
-            part.set_extra_state(states.unflatten(ancestor.meta[key], ancestor.tensors))
+            part.set_extra_state(unflatten(ancestor.meta[key], ancestor.tensors))
