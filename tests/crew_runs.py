@@ -35,7 +35,7 @@ from elastix.state import raw_bytes
 from elastix.testing.chaos import cut
 from elastix.testing.local import LocalRun, run_local
 from elastix.testing.replayed_steps import standing
-from tests.trainables import await_worker
+from tests.trainables import await_worker, usher_all
 
 WIDTH, CLASSES = 18, 10
 CLIPPED = 0.1
@@ -220,6 +220,8 @@ def train(ctx, after_epoch: Callable[[Any, Any], None] = lambda model, look: Non
                 file.write(json.dumps(told) + "\n")
                 file.flush()
                 pace(config)
+                if ctx.place == 0:
+                    usher_all(ctx)
             after_epoch(model, look)
         if config["mean"]:
             ctx.report(**ctx.mean(loss=loss))
@@ -340,6 +342,7 @@ def checked(
     mean: bool = False,
     slices: int | None = None,
     tolerance: float = 1e-9,
+    ushers: Mapping[str, int] | None = None,
     before: Sequence[Any] = (),
     function: Callable[[Any], None] = train,
     within: Sequence[PlaceKill] = (),
@@ -359,6 +362,7 @@ def checked(
         mean=mean,
         slices=slices,
     )
+    config |= {"meeting": config["log"], "ushers": ushers or {}}
     options.setdefault("directory", tmp_path / "run")
     run = run_local(function, workers, config=config, crew=crew, **options)
     apart = assert_laws(config, [*before, *run.events], crew, tolerance)

@@ -213,7 +213,7 @@ def sliced(ctx: elastix.Context) -> None:
 
 
 def await_worker(sign: Path) -> None:
-    """Until a replacement is about to join. There is no event between processes but the file."""
+    """Until it has left its sign. There is no event between processes but the file."""
     while not sign.exists():
         time.sleep(0.005)
 
@@ -224,6 +224,27 @@ def others_late(ctx):
     ctx.on_phase(lambda phase, _: phase == "snapshot" and stored.touch())
     if ctx.worker > 1:
         await_worker(stored)
+
+
+def until_told_to_store(ctx, workers):
+    """Waits until all of these workers were told that the State is to be stored soon.
+
+    To be made before they can be. Each notes it in a file, for the others.
+    """
+    log, inbox = Path(ctx.config["log"]), ctx._member._inbox
+    store_soon = inbox.store_soon
+
+    def hear():
+        store_soon()
+        if ctx.place == 0:
+            (log / f"told-{ctx.worker}").touch()
+
+    def wait():
+        for worker in workers:
+            await_worker(log / f"told-{worker}")
+
+    inbox.store_soon = hear
+    return wait
 
 
 def usher(ctx, newcomer, through="in"):
@@ -335,7 +356,8 @@ def changing(member):
 
 def subscribers(member, newcomer=None):
     """Who follows this member now; all, or the newcomer alone."""
-    found = [s for s in member._catch_up._subscribers if not s.closed]
+    catch_up = member._catch_up  # crews have none
+    found = [s for s in catch_up._subscribers if not s.closed] if catch_up else []
     return [s for s in found if newcomer in (None, s.worker)]
 
 

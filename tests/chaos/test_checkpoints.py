@@ -19,7 +19,7 @@ from elastix.store import Store
 from elastix.testing.chaos import Kill, with_kills
 from elastix.testing.local import run_local
 from elastix.testing.replay import compare
-from tests import trainables
+from tests import hanging, trainables
 from tests.laws import assert_exactly_once, committed
 
 CONFIG = {"model": "wide", "samples": 240, "batch_size": 30, "epochs": 2}
@@ -118,7 +118,8 @@ def test_a_checkpoint_is_completed_while_one_holder_lives(tmp_path, death):
     assert compare(tmp_path).relative < 1e-9
 
 
-def test_a_stopped_worker_holds_up_no_checkpoint_for_ever(tmp_path):
+def test_a_stopped_worker_holds_up_no_checkpoint_for_ever(tmp_path, monkeypatch):
+    hanging.only(monkeypatch, 1)
     kill = Kill(worker=1, phase="snapshot", step=8, signal=SIGSTOP)
     result = run(tmp_path, [kill], hang_timeout_s=2.0)
     assert_stored_as_it_was(tmp_path, result)

@@ -5,6 +5,7 @@ Real processes on gloo. Laws: those of crews (tests.crew_runs) throughout.
 
 import functools
 import signal
+from pathlib import Path
 
 import pytest
 
@@ -20,7 +21,7 @@ from elastix.events import (
     WorkerStarted,
 )
 from tests.crew_runs import PlaceKill, checked, held_until, told_pids, train
-from tests.trainables import others_late
+from tests.trainables import await_worker, others_late, until_told_to_store
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -32,7 +33,7 @@ SPARE, NEXT = FOUNDERS, FOUNDERS + 1
 def ready(tmp_path, kills, holds, **options):
     """Run with a spare, and with steps at which others wait for it."""
     options = {"replace": True, "spares": 1, "epochs": 3, "step_s": 0.05, **options}
-    function = functools.partial(held_until, holds, PLACES)
+    function = functools.partial(options.pop("function", held_until), holds, PLACES)
     found = checked(tmp_path, FOUNDERS, {"shard": PLACES}, kills, function=function, **options)
     return found.run, told_pids(tmp_path / "log")
 
@@ -50,6 +51,13 @@ def fills(run):
     return {event.worker: event.step for event in of(WorkerJoined, run)}
 
 
+def next_late(holds, places, ctx):
+    """Nobody is started in place of the spare before that one takes part."""
+    if ctx.worker == NEXT:
+        await_worker(Path(ctx.config["meeting"]) / f"{SPARE}-in")
+    held_until(holds, places, ctx)
+
+
 BOTH = [kill(1, 0, "filled"), kill(1, 1, "filled")]
 SLOW = pytest.mark.slow
 
@@ -65,7 +73,8 @@ SLOW = pytest.mark.slow
 )
 def test_a_spare_makes_a_loss_good_without_a_new_process_and_is_replaced(tmp_path, kills):
     lost = kills[0].worker
-    run, pids = ready(tmp_path, kills, {3: SPARE, 8: NEXT})
+    options = {"function": next_late, "ushers": {str(SPARE): 4}}
+    run, pids = ready(tmp_path, kills, {3: SPARE, 8: NEXT}, **options)
     assert [event.worker for event in of(WorkerLost, run)] == [lost]
     sizes = {event.step: event.world_size for event in of(StepCommitted, run)}
     assert sizes[4] == 1  # the step in hand
@@ -74,9 +83,6 @@ def test_a_spare_makes_a_loss_good_without_a_new_process_and_is_replaced(tmp_pat
     assert {size for step, size in sizes.items() if step > fills(run)[SPARE]} == {2}
     started = [event.worker for event in of(WorkerStarted, run)]
     assert (sorted(started[:FOUNDERS]), started[FOUNDERS:]) == ([0, 1], [SPARE, NEXT])
-    told = run.events.index
-    (joined,) = of(WorkerJoined, run)
-    assert told(joined) < told(of(WorkerStarted, run)[-1])  # nobody has waited for a process
     dead = {one.place for one in kills}
     for place in range(PLACES):  # who was well is part of the next spare
         assert (pids[NEXT, place] == pids[lost, place]) == (place not in dead)
@@ -154,12 +160,20 @@ def test_no_worker_is_whole_and_the_spare_comes_in_beside_what_was_held(tmp_path
     assert of(StepCommitted, run)[-1].world_size == 2
 
 
+def held_until_told_to_store(ctx):
+    """In the very step in which they have notice."""
+    wait = until_told_to_store(ctx, range(FOUNDERS))
+    ctx.on_phase(lambda phase, _: phase == "filled" and ctx.step == 3 and wait())
+    train(ctx)
+
+
 def test_crews_that_are_all_to_go_store_their_state(tmp_path):
-    notices = [kill(n, 1 - n, "in backward", step=6, signal=signal.SIGTERM) for n in range(2)]
-    run, _ = ready(tmp_path, [], {}, within=notices, replace=False, spares=0)
+    notices = [kill(n, 1 - n, "in backward", signal=signal.SIGTERM) for n in range(2)]
+    options = {"function": held_until_told_to_store, "within": notices, "epochs": 2}
+    run = checked(tmp_path, FOUNDERS, {"shard": PLACES}, **options).run
     assert len(of(WorkerLeft, run)) < 2
     (stored,) = [event for event in of(StateStored, run) if event.reason == "notice"]
-    assert stored.step >= 6
+    assert stored.step == 4
     assert not of(WorkerLost, run)
 
 

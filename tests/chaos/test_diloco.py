@@ -26,7 +26,7 @@ from elastix.testing.replay import replay
 from tests.crew_runs import adamw, data, parallelize, standing
 from tests.crew_runs import build as build_crew
 from tests.laws import assert_exactly_once, committed, joins
-from tests.trainables import Convnet, mlp, samples, usher_all
+from tests.trainables import Convnet, await_leavers, mlp, samples, usher_all
 
 EXCHANGE = ExchangeConfig(every_steps=4)
 CONFIG = {"samples": 160, "batch_size": 13, "epochs": 3}
@@ -100,6 +100,7 @@ def train(ctx):
             scheduler.step()
             optimizer.zero_grad()
             usher_all(ctx)
+            await_leavers(ctx)
         if not config.get("crew"):
             ctx.report(**ctx.evaluate(loss_of, dataset_of(config), batch_size=64))
     torch.save(weights_of(model), Path(config["log"]) / f"final-{ctx.worker}-{ctx.place}.pt")
@@ -461,7 +462,7 @@ def test_windows_that_end_early(tmp_path):
 def test_who_is_to_leave_does_so_at_an_outer_step(tmp_path):
     doomed = with_kills(train, [Kill(worker=1, phase="batch", step=2, after=1, signal=SIGTERM)])
     (tmp_path / "log").mkdir()
-    config = {**CONFIG, "log": str(tmp_path / "log"), "inner": "sgd"}
+    config = {**CONFIG, "log": str(tmp_path / "log"), "inner": "sgd", "leavers": {"1": 3}}
     options = {"config": config, "directory": tmp_path / "run"}
     result = run_local(doomed, 3, exchange=EXCHANGE, **options)
     assert_exactly_once(result.events, CONFIG["epochs"])

@@ -18,11 +18,14 @@ from elastix.events import (
     WorkerLost,
     WorkerSlow,
 )
+from elastix.observe import journal
 from elastix.testing.chaos import CUT, HANG, HOLD_GIL, Kill, with_kills
 from elastix.testing.local import run_local
 from elastix.train.control import failure_detector, slow_workers
+from tests import hanging
+from tests.chaos.test_controller import until
 from tests.laws import assert_exactly_once, assert_replicas_identical, committed, joins
-from tests.trainables import await_worker, newest_group, others_late, train
+from tests.trainables import await_worker, others_late, train, until_told_to_store
 
 CONFIG = {"model": "convnet", "samples": 300, "batch_size": 30, "epochs": 2}
 
@@ -61,10 +64,21 @@ def test_a_spare_makes_a_loss_good_at_the_next_boundary(tmp_path):
     assert set(sizes[join.step :]) == {3}
 
 
+def held_until_it_is_known(ctx):
+    """After three steps until the journal tells of a loss."""
+    told = Path(ctx.config["told"]) / "journal.jsonl"
+
+    def look(phase, _detail):
+        if phase == "boundary" and ctx.step == 3:
+            until(lambda: any(isinstance(event, WorkerLost) for event in journal.read(told)))
+
+    ctx.on_phase(look)
+    train(ctx)
+
+
 def test_a_spare_that_dies_is_noticed_by_nobody(tmp_path):
-    meeting = {"meeting": str(tmp_path), "hold_step": 3, "hold_for": 3}
-    doomed = with_kills(train, [Kill(worker=3, phase="wait")], log=tmp_path / "3")
-    result = run(tmp_path, doomed, config={**meeting, "step_s": 0.05, "epochs": 6}, spares=1)
+    doomed = with_kills(held_until_it_is_known, [Kill(worker=3, phase="wait")])
+    result = run(tmp_path, doomed, config={"told": str(tmp_path / "run")}, spares=1)
     assert set(result.lost) == {3}
     assert len(of(GenerationFormed, result)) == 1
     assert not of(Recovered, result)
@@ -85,31 +99,20 @@ def test_a_worker_with_notice_leaves_at_a_boundary_and_owes_nothing(tmp_path, wo
     assert sizes == [3] * left.step + [2] * (len(sizes) - left.step)
 
 
-def until_told_to_store(ctx):
-    """After eight steps they wait for that. Who is let go first is told nothing."""
-    told, store_soon = threading.Event(), ctx._member._inbox.store_soon
-
-    def hear():
-        store_soon()
-        told.set()
-
-    def look(phase, _detail):
-        while phase == "batch" and ctx.step == 8 and ctx.worker in newest_group(ctx._member):
-            if told.wait(0.005):
-                break
-
-    ctx._member._inbox.store_soon = hear
-    ctx.on_phase(look)
+def held_until_told_to_store(ctx):
+    """In the very step in which they have notice."""
+    wait = until_told_to_store(ctx, range(2))
+    ctx.on_phase(lambda phase, _: phase == "bucket" and ctx.step == 4 and wait())
     train(ctx)
 
 
 def test_workers_that_are_all_to_go_store_their_state_and_train_on(tmp_path):
-    """One may be let go before the other has its notice. Whoever is left has nobody to leave to."""
+    """One may be let go, as the first notice is heeded before the other is heard of."""
     notices = [Kill(worker=n, phase="bucket", step=4, signal=SIGTERM) for n in range(2)]
-    result = run(tmp_path, with_kills(until_told_to_store, notices), workers=2)
+    result = run(tmp_path, with_kills(held_until_told_to_store, notices), workers=2)
     assert len(of(WorkerLeft, result)) < 2
     (stored,) = [event for event in of(StateStored, result) if event.reason == "notice"]
-    assert 5 <= stored.step <= 9
+    assert stored.step == 5
     assert committed(result.events)[-1].step == 20
 
 
@@ -222,14 +225,16 @@ def test_a_death_within_a_message_is_noticed_though_a_process_of_the_worker_live
 @pytest.mark.parametrize(
     ("signal", "cause"), [(SIGSTOP, "silent"), (HOLD_GIL, "silent"), (HANG, "stuck")]
 )
-def test_a_hang_is_evicted(tmp_path, signal, cause):
+def test_a_hang_is_evicted(tmp_path, monkeypatch, signal, cause):
+    hanging.only(monkeypatch, 1)
     kill = Kill(worker=1, phase="batch", step=4, signal=signal)
     result = run(tmp_path, with_kills(train, [kill]), hang_timeout_s=3.0)
     assert [(e.worker, e.cause) for e in of(WorkerLost, result)] == [(1, cause)]
     assert committed(result.events)[-1].world_size == 2
 
 
-def test_two_hang_at_once(tmp_path):
+def test_two_hang_at_once(tmp_path, monkeypatch):
+    hanging.only(monkeypatch, 0, 3)
     kills = [
         Kill(worker=0, phase="batch", step=4, signal=HANG),
         Kill(worker=3, phase="bucket", step=4, signal=SIGSTOP),
@@ -247,7 +252,8 @@ def test_cut_sockets_that_can_be_opened_again_cost_nobody(tmp_path):
     assert causes == ["start", "doubt"]
 
 
-def test_a_worker_that_stays_cut_off_is_taken_out(tmp_path):
+def test_a_worker_that_stays_cut_off_is_taken_out(tmp_path, monkeypatch):
+    hanging.only(monkeypatch)
     kill = Kill(worker=1, phase="bucket", step=4, signal=CUT, lasting=True)
     result = run(tmp_path, with_kills(train, [kill]), hang_timeout_s=4.0)
     assert [(e.worker, e.cause) for e in of(WorkerLost, result)] == [(1, "unreachable")]

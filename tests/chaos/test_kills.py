@@ -12,6 +12,7 @@ from elastix.errors import QuorumLost
 from elastix.events import Recovered, WorkerLost
 from elastix.testing.chaos import Kill, with_kills
 from elastix.testing.local import run_local
+from tests import hanging
 from tests.laws import assert_exactly_once, assert_replicas_identical, committed, joins
 from tests.trainables import train
 
@@ -120,7 +121,8 @@ def test_a_segmentation_fault_is_a_loss_like_any_other(tmp_path):
     run(tmp_path, [Kill(worker=1, phase="bucket", detail=1, step=3, signal=SIGSEGV)])
 
 
-def test_a_stopped_worker_is_noticed_by_its_silence(tmp_path):
+def test_a_stopped_worker_is_noticed_by_its_silence(tmp_path, monkeypatch):
+    hanging.only(monkeypatch, 1)
     kill = Kill(worker=1, phase="bucket", detail=1, step=3, signal=SIGSTOP)
     result = run(tmp_path, [kill], hang_timeout_s=3.0)
     assert [e.cause for e in result.events if isinstance(e, WorkerLost)] == ["silent"]

@@ -151,16 +151,17 @@ def test_a_worker_is_killed_while_others_read_for_it(tmp_path, phase):
 
 
 class Ends(Dataset):
-    """Whoever reads sample 7 in a process of its own ends there."""
+    """Whoever reads sample 7 in a process of its own ends there, once all before it was used."""
 
-    def __init__(self, reader: int) -> None:
-        self.reader = reader
+    def __init__(self, reader: int, used: Path) -> None:
+        self.reader, self.used = reader, used
 
     def __len__(self) -> int:
         return 12
 
     def __getitem__(self, index: int) -> int:
         if index == 7 and os.getpid() != self.reader:
+            trainables.await_worker(self.used)
             os.kill(os.getpid(), signal.SIGKILL)
         return index
 
@@ -192,9 +193,10 @@ class Alone:
         pass
 
 
-def test_processes_that_die_of_a_sample_each_time_end_the_run_and_it_is_said_why():
+def test_processes_that_die_of_a_sample_each_time_end_the_run_and_it_is_said_why(tmp_path):
+    used = tmp_path / "used"
     source = Source(
-        dataset=Ends(os.getpid()),
+        dataset=Ends(os.getpid(), used),
         batch_size=3,
         shuffle=False,
         num_workers=2,
@@ -208,10 +210,12 @@ def test_processes_that_die_of_a_sample_each_time_end_the_run_and_it_is_said_why
             for batch in epoch:
                 seen.extend(batch.tolist())
                 loader.commit((0,))
+                if len(seen) == 6:
+                    used.touch()
 
     with pytest.raises(TrainError, match=r"died 3 times in a row.*memory"):
         read()
-    assert seen == list(range(len(seen)))
+    assert seen == [0, 1, 2, 3, 4, 5]
 
 
 class Noted(Dataset):

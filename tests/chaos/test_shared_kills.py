@@ -304,7 +304,7 @@ def stop_at_the_end(ctx):
 def test_a_run_leaves_nothing_though_its_workers_were_stopped_and_killed():
     seed, folder = a_folder()
     with pytest.raises(TrainError, match="lost"):
-        run_local(stop_at_the_end, 2, config={"seed": seed}, hang_timeout_s=2.0)
+        run_local(stop_at_the_end, 2, config={"seed": seed}, hang_timeout_s=5.0)
     assert not folder.exists()
 
 

@@ -19,6 +19,7 @@ from elastix.events import (
 from elastix.testing.chaos import HANG, Flip, Kill, with_kills
 from elastix.testing.local import run_local
 from elastix.testing.replay import compare
+from tests import hanging
 from tests.laws import assert_exactly_once, assert_replicas_identical, committed, joins
 from tests.trainables import sliced
 
@@ -157,7 +158,8 @@ def test_a_second_worker_is_lost_while_it_computes_for_the_first(tmp_path, worke
 
 
 @pytest.mark.parametrize("where", ["slice", "handed"])
-def test_a_worker_that_hangs_in_a_slice_is_taken_out(tmp_path, where):
+def test_a_worker_that_hangs_in_a_slice_is_taken_out(tmp_path, monkeypatch, where):
+    hanging.only(monkeypatch, 1 if where == "slice" else 2)
     kills = [Kill(worker=1, phase="slice", step=3, signal=SIGSTOP if where == "slice" else SIGKILL)]
     if where == "handed":
         kills.append(Kill(worker=2, phase="handed", step=3, signal=HANG))

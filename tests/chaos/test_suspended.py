@@ -14,7 +14,7 @@ from tests.chaos.test_controller import held, until
 from tests.forked_scripts import Script
 
 ROOT = Path(__file__).resolve().parents[2]
-TIMEOUT_S = 2.0
+TIMEOUT_S = 5.0
 CODE = "from tests.chaos.test_suspended import lead; lead()"
 
 

@@ -10,11 +10,13 @@ from elastix.events import GenerationFormed, WorkerLost
 from elastix.testing.chaos import CUT, Kill, with_kills
 from elastix.testing.local import run_local
 from elastix.train.control import failure_detector
+from tests import hanging
 from tests.laws import assert_exactly_once
 from tests.trainables import train
 
 CONFIG = {"model": "convnet", "samples": 120, "batch_size": 12, "epochs": 4, "step_s": 0.03}
-CONNECT_S = 1.5
+CONNECT_S = 4.0
+"""Those who can be reached must be within it."""
 
 
 class Blackhole:
@@ -53,28 +55,28 @@ class CutOff:
         train(ctx)
 
 
-def taken_out(tmp_path, doomed, workers, **options):
-    config = {**CONFIG, "log": str(tmp_path)}
-    result = run_local(
-        doomed, workers, config=config, directory=tmp_path / "run", hang_timeout_s=2.0, **options
-    )
+def taken_out(tmp_path, monkeypatch, doomed, workers, hang_timeout_s=2.0, **options):
+    hanging.only(monkeypatch)
+    config, directory = {**CONFIG, "log": str(tmp_path)}, tmp_path / "run"
+    options = {"directory": directory, "hang_timeout_s": hang_timeout_s, **options}
+    result = run_local(doomed, workers, config=config, **options)
     assert_exactly_once(result.events, CONFIG["epochs"])
     lost = [event for event in result.events if isinstance(event, WorkerLost)]
     return [e.worker for e in lost if e.cause == "unreachable"], result
 
 
-def test_of_four_the_one_that_no_other_reaches(tmp_path):
+def test_of_four_the_one_that_no_other_reaches(tmp_path, monkeypatch):
     """It is the oldest, and all say that they fail."""
     doomed = with_kills(CutOff(0, step=3), [Kill(worker=0, phase="bucket", step=4, signal=CUT)])
-    lost, result = taken_out(tmp_path, doomed, 4)
+    lost, result = taken_out(tmp_path, monkeypatch, doomed, 4)
     assert lost == [0]
     assert set(result.lost) == {0}
 
 
-def test_a_newcomer_that_nobody_reaches_costs_no_one_else(tmp_path):
+def test_a_newcomer_that_nobody_reaches_costs_no_one_else(tmp_path, monkeypatch):
     """The group is too small until the next newcomer comes, so it waits for both."""
     doomed = with_kills(CutOff(3, step=0), [Kill(worker=1, phase="batch", step=4)])
-    lost, result = taken_out(tmp_path, doomed, 3, replace=True, min_workers=3)
+    lost, result = taken_out(tmp_path, monkeypatch, doomed, 3, replace=True, min_workers=3)
     assert lost == [3]
     assert set(result.lost) == {1, 3}
     formed = [event for event in result.events if isinstance(event, GenerationFormed)]
@@ -114,9 +116,9 @@ class Lost:
 
 
 def test_what_a_network_has_lost_without_a_word_is_sent_again(tmp_path, monkeypatch):
-    """All wait for each other then, each in good health."""
+    """All wait for each other then, each in good health: for longer than if one is just slow."""
     monkeypatch.setattr(failure_detector, "_STILL", 1)
-    lost, result = taken_out(tmp_path, Lost(1, step=4), 3)
+    lost, result = taken_out(tmp_path, monkeypatch, Lost(1, step=4), 3, hang_timeout_s=6.0)
     assert lost == []
     assert not result.lost
     formed = [event for event in result.events if isinstance(event, GenerationFormed)]

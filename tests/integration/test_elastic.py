@@ -1,5 +1,6 @@
 """Spares, notices and nodes that come and go, on a real Ray."""
 
+import functools
 import subprocess
 import sys
 from collections import Counter
@@ -33,6 +34,7 @@ from elastix.search.trial import TrialState
 from elastix.testing.chaos import Kill, with_kills
 from elastix.testing.replay import compare
 from tests import trainables
+from tests.chaos.test_controller import until
 from tests.integration.nodes import losses
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -69,19 +71,34 @@ def test_a_spare_stands_in_and_a_notice_is_heeded(cluster, tmp_path):
     assert not any(batch.owed for batch in later)
 
 
+def held_until_stored(store, ctx):
+    """In the step with the notice until told to store the State, and later until that is done."""
+    wait = trainables.until_told_to_store(ctx, [0])
+    told = store / "runs" / "test" / "journal.jsonl"
+
+    def look(phase, _detail):
+        if ctx.worker == 0 and phase == "bucket" and ctx.step == 4:
+            wait()
+        if ctx.worker == 0 and phase == "boundary" and ctx.step == 7:
+            until(lambda: of(StateStored, journal.read(told)))
+
+    ctx.on_phase(look)
+    trainables.train(ctx)
+
+
 @pytest.mark.timeout(300)
 def test_a_worker_that_has_notice_and_nobody_to_leave_to_stores_its_state(cluster, tmp_path):
-    """There is no room for another one; so it stays, and is killed some steps later.
+    """There is no room for another one; so it stays, and is killed when its State is stored.
 
     It takes more than half: Ray may have lost some to a test whose driver was killed.
     """
     kills = [
         Kill(worker=0, phase="bucket", step=step, signal=how)
-        for step, how in ((40, SIGTERM), (150, SIGKILL))
+        for step, how in ((4, SIGTERM), (8, SIGKILL))
     ]
     result = elastix.ElasticTrainer(
-        with_kills(trainables.train, kills),
-        config={"samples": 300, "batch_size": 30, "epochs": 20, "step_s": 0.02},
+        with_kills(functools.partial(held_until_stored, tmp_path), kills),
+        config={"samples": 300, "batch_size": 30, "epochs": 2, "log": str(tmp_path)},
         scaling=elastix.ScalingConfig(
             num_workers=1, cpus_per_worker=ray.cluster_resources()["CPU"] // 2 + 1
         ),
@@ -91,8 +108,8 @@ def test_a_worker_that_has_notice_and_nobody_to_leave_to_stores_its_state(cluste
     assert result.audit.exact
     (stored,) = [event for event in of(StateStored, events) if event.reason == "notice"]
     (resumed,) = of(Resumed, events)
-    assert 40 <= stored.step == resumed.step < 100
-    assert events[-1].step == 200
+    assert stored.step == resumed.step == 5
+    assert events[-1].step == 20
 
 
 @pytest.mark.timeout(300)

@@ -137,7 +137,7 @@ def test_a_stopped_worker_is_evicted_for_its_silence(cluster, tmp_path):
         tmp_path,
         with_kills(trainables.train, [kill]),
         workers=(2, 3),
-        failure=elastix.FailureConfig(hang_timeout_s=2.0, replace=False),
+        failure=elastix.FailureConfig(hang_timeout_s=8.0, replace=False),
     ).fit()
     assert result.audit.exact
     assert [(e.worker, e.cause) for e in of(WorkerLost, result)] == [(0, "silent")]
@@ -154,7 +154,7 @@ def test_nothing_is_left_of_what_a_stopped_worker_shared(cluster, tmp_path):
         stop_at_the_end,
         workers=1,
         config={"seed": seed},
-        failure=elastix.FailureConfig(hang_timeout_s=2.0, replace=False),
+        failure=elastix.FailureConfig(hang_timeout_s=5.0, replace=False),
     )
     with pytest.raises(elastix.TrainError):
         alone.fit()
