@@ -6,10 +6,17 @@ import pytest
 
 from tests.adapters import adapting
 
-PEERS = ("accelerate", "lightning_fabric", "ray.train", "transformers")
+PEERS = {
+    "accelerate": (),
+    "lightning_fabric": (),
+    "ray.train": ("ray.train.examples.pytorch.torch_linear_example",),
+    "transformers": ("transformers.trainer",),  # which the package imports when it is used
+}
+"""And what else of each their scripts import."""
 
 
 @pytest.fixture(autouse=True, scope="package")
 def warm():
-    with adapting.warm(*filter(find_spec, PEERS)):
+    there = filter(find_spec, PEERS)
+    with adapting.warm(*(name for peer in there for name in (peer, *PEERS[peer]))):
         yield

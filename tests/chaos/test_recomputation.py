@@ -52,7 +52,10 @@ def check(counts, wanted):
 
 
 def test_flips_in_what_is_looked_at_are_found_and_leave_no_trace():
-    check(flips.measure(4), 4)
+    """In a State, and in what a slice gives its owner or the other one."""
+    kinds = ("gradient", "state", "gradient")
+    assert {one.phase for one in flips.plan(3, 0, kinds)} == {"again", "boundary", "slice"}
+    check(flips.case(0, 3, kinds), 3)
 
 
 @pytest.mark.slow

@@ -61,14 +61,27 @@ def campaign_file(tmp_path_factory) -> Path:
     return folder / "report.html"
 
 
+@pytest.fixture(scope="module", params=["run_page", "campaign_file"])
+def page(request) -> Path:
+    """The one for all tests that look at both, and then the other."""
+    return request.getfixturevalue(request.param)
+
+
 def complaints(browser) -> list[str]:
     """What the browser logged; WebGL on a CPU is slow and says so."""
     logged = browser.get_log("browser")
     return [entry["message"] for entry in logged if "GPU stall" not in entry["message"]]
 
 
-def shown(browser, path: Path, width: int = 1280, dark: bool = False) -> None:
+def shown(browser, path: Path, width: int = 1280, dark: bool = False, again: bool = True) -> None:
+    """Load a page; not again, where it stands there as another test that changes nothing left it.
+
+    A page is drawn without a GPU, which takes seconds of a processor.
+    """
     look(browser, width, 900, dark)
+    if not again and browser.current_url == path.resolve().as_uri():
+        until(browser, f"innerWidth === {width}")
+        return
     browser.get_log("browser")
     open_page(browser, path)
     assert "failed" not in browser.execute_script(
@@ -98,7 +111,7 @@ def text_of(browser, selector: str) -> str:
 
 
 def test_the_parts_of_a_run(browser, run_page):
-    shown(browser, run_page)
+    shown(browser, run_page, again=False)
     plots = drawn(browser)
     assert set(plots) == {
         *("membership", "goodput", "curve-0", "curve-1"),
@@ -131,8 +144,47 @@ def test_the_parts_of_a_run(browser, run_page):
     assert not browser.find_elements(By.ID, "live")
 
 
+def test_light_and_dark(browser, run_page):
+    colours = {}
+    for dark in (False, True):
+        shown(browser, run_page, dark=dark, again=dark)
+        colours[dark] = browser.execute_script(
+            "const p = document.getElementById('membership');"
+            "return [getComputedStyle(document.body).backgroundColor,"
+            "p._fullLayout.paper_bgcolor, p._fullLayout.font.color, p._fullData[0].marker.color]"
+        )
+    assert all(a != b for a, b in zip(colours[False], colours[True], strict=True))
+    look(browser, 1280, 900, dark=False)  # it follows without being loaded again
+    until(browser, f"{PAPER} === '{colours[False][1]}'")
+
+
+def test_no_button_sends_the_data_anywhere(browser, page):
+    shown(browser, page, again=False)
+    buttons = browser.execute_script(
+        "return [...document.querySelectorAll('.modebar-btn')].map(b => b.dataset.title || '')"
+    )
+    assert any("Download" in title for title in buttons), "there are buttons"
+    assert not [title for title in buttons if "Share" in title or "Cloud" in title]
+
+
+def test_no_page_is_wider_than_the_window(browser, page):
+    shown(browser, page, width=1920, again=False)
+    for width in (1920, 768, 360):
+        look(browser, width, 900, dark=False)
+        until(browser, f"innerWidth === {width} && document.documentElement.scrollWidth <= {width}")
+
+
+def test_it_asks_for_nothing_from_the_network(browser, page):
+    shown(browser, page, again=False)
+    asked = browser.execute_script(
+        "return performance.getEntriesByType('resource').map(e => e.name)"
+    )
+    assert [name for name in asked if not name.startswith(("data:", "blob:"))] == []
+    assert not re.search(r"<(script|link|img|iframe)[^>]*\s(src|href)=", page.read_text())
+
+
 def test_the_parts_of_a_campaign(browser, campaign_file):
-    shown(browser, campaign_file)
+    shown(browser, campaign_file, again=False)
     plots = drawn(browser)
     parts = {"history", "time", "pareto", "importance", "parallel", "lineage", "trial-curves"}
     assert set(plots) == parts
@@ -143,18 +195,8 @@ def test_the_parts_of_a_campaign(browser, campaign_file):
     assert browser.find_elements(By.CSS_SELECTOR, "#parallel canvas")
 
 
-@pytest.mark.parametrize("page", ["run_page", "campaign_file"])
-def test_no_button_sends_the_data_anywhere(browser, page, request):
-    shown(browser, request.getfixturevalue(page))
-    buttons = browser.execute_script(
-        "return [...document.querySelectorAll('.modebar-btn')].map(b => b.dataset.title || '')"
-    )
-    assert any("Download" in title for title in buttons), "there are buttons"
-    assert not [title for title in buttons if "Share" in title or "Cloud" in title]
-
-
 def test_the_table_sorts_by_numbers_and_back(browser, campaign_file):
-    shown(browser, campaign_file)
+    shown(browser, campaign_file, again=False)
 
     def column(place: int) -> list[str]:
         return browser.execute_script(
@@ -179,30 +221,8 @@ def test_the_table_sorts_by_numbers_and_back(browser, campaign_file):
     assert column(place) == sorted(column(place))
 
 
-def test_light_and_dark(browser, run_page):
-    colours = {}
-    for dark in (False, True):
-        shown(browser, run_page, dark=dark)
-        colours[dark] = browser.execute_script(
-            "const p = document.getElementById('membership');"
-            "return [getComputedStyle(document.body).backgroundColor,"
-            "p._fullLayout.paper_bgcolor, p._fullLayout.font.color, p._fullData[0].marker.color]"
-        )
-    assert all(a != b for a, b in zip(colours[False], colours[True], strict=True))
-    look(browser, 1280, 900, dark=False)  # it follows without being loaded again
-    until(browser, f"{PAPER} === '{colours[False][1]}'")
-
-
-@pytest.mark.parametrize("kind", ["run", "campaign"])
-def test_no_page_is_wider_than_the_window(browser, run_page, campaign_file, kind):
-    shown(browser, run_page if kind == "run" else campaign_file, width=1920)
-    for width in (1920, 768, 360):
-        look(browser, width, 900, dark=False)
-        until(browser, f"innerWidth === {width} && document.documentElement.scrollWidth <= {width}")
-
-
 def test_what_goes_on_to_the_right_fades_there_until_it_has_been_read(browser, campaign_file):
-    shown(browser, campaign_file, width=360)
+    shown(browser, campaign_file, width=360, again=False)
     more = "[...document.querySelectorAll('[data-more]')].map(box => box.querySelector('[id]')?.id)"
     until(browser, f"{more}.includes('trials-table') && {more}.includes('lineage')")
     table = "document.getElementById('trials-table').parentNode"
@@ -211,17 +231,6 @@ def test_what_goes_on_to_the_right_fades_there_until_it_has_been_read(browser, c
     until(browser, f"!{more}.includes('trials-table') && {more}.includes('lineage')")
     look(browser, 1400, 900, dark=False)
     until(browser, f"!{more}.includes('lineage')")
-
-
-def test_it_asks_for_nothing_from_the_network(browser, run_page, campaign_file):
-    for path in (run_page, campaign_file):
-        shown(browser, path)
-        asked = browser.execute_script(
-            "return performance.getEntriesByType('resource').map(e => e.name)"
-        )
-        assert [name for name in asked if not name.startswith(("data:", "blob:"))] == []
-        text = path.read_text()
-        assert not re.search(r"<(script|link|img|iframe)[^>]*\s(src|href)=", text)
 
 
 def evil_run() -> list:
@@ -309,7 +318,7 @@ def test_why_a_run_failed_can_be_read_to_its_end(browser, tmp_path):
     path = tmp_path / "report.html"
     write(training_page("digits", tmp_path, tell(events), None, BEGAN + 22), path)
     for width in (1280, 360):
-        shown(browser, path, width=width)
+        shown(browser, path, width=width, again=False)
         box = browser.find_element(By.CSS_SELECTOR, "#failure pre")
         assert box.text.endswith("goes on")
         assert browser.execute_script("return arguments[0].scrollWidth", box) <= width

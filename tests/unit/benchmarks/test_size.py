@@ -73,7 +73,7 @@ def test_what_things_take_is_what_was_measured(tmp_path):
 
 
 def test_the_journal_of_a_long_run_is_read_by_all_who_read_one(tmp_path):
-    found = long_run.journal_of(20_000, tmp_path)
+    found = long_run.journal_of(3_000, tmp_path)
     assert found["bytes_per_step"] > 100
     assert set(found["peak_mib"]) == {"open", "result", "report"}
     assert all(found[f"{name}_s"] > 0 for name in found["peak_mib"])
