@@ -216,6 +216,7 @@ class State:
             # What its get_extra_state gave; tensors of it may have been left out, by an export.
             with suppress(KeyError):
                 own[name] = unflatten(self.meta[f"@{name}"], self.tensors)
+        _check_tied(inner, own)
         try:
             inner.load_state_dict(own)
         except RuntimeError as error:
@@ -244,6 +245,22 @@ class State:
             *plain.items(),
         ]
         return facts("State", pairs) + table("Model", ("tensor", "dtype", "shape", "size"), own)
+
+
+def _check_tied(module: torch.nn.Module, given: Mapping[str, Any]) -> None:
+    """Refuse two values for what is one tensor there: torch would keep the last without a word."""
+    live = module.state_dict()
+    firsts: dict[tuple[Any, ...], str] = {}
+    for name, tensor in live.items():
+        if not isinstance(tensor, torch.Tensor) or tensor.is_meta or name not in given:
+            continue
+        first = firsts.setdefault(identity(tensor), name)
+        if first != name and not torch.equal(raw_bytes(given[first]), raw_bytes(given[name])):
+            raise StateError(
+                f"build(config) gives a model in which {first!r} and {name!r} are one tensor, and "
+                "two different ones were stored. Nothing was loaded. Give the function that the "
+                "train function builds its model with."
+            )
 
 
 def raw_bytes(tensor: torch.Tensor, start: int = 0, stop: int | None = None) -> torch.Tensor:

@@ -16,8 +16,8 @@ from torch.utils._pytree import tree_leaves
 
 from elastix.commands.built_model import built_model, first_line, without_cache
 from elastix.commands.estimate import input_dtype_of, shape_of
-from elastix.errors import ConfigError, StoreError
-from elastix.state import State, raw_bytes
+from elastix.errors import ConfigError, StateError, StoreError
+from elastix.state import State, dtype_name, raw_bytes
 from elastix.store.packs import storage_errors
 
 BATCHES = (1, 3, 7)
@@ -67,6 +67,7 @@ def write(
             _put_onnx(module, draft, samples)
 
     state.load_into(module)
+    _check_unrounded(state, module)
     folder = path.parent
     made = not folder.exists()
     draft = folder / f".{secrets.token_hex(8)}"  # within, so on the same file system
@@ -93,6 +94,21 @@ def write(
             if made:
                 with suppress(OSError):
                     folder.rmdir()  # nothing came of it
+
+
+def _check_unrounded(state: State, module: torch.nn.Module) -> None:
+    """Loading gives tensors the types of the module, which may hold less."""
+    own = module.state_dict()
+    for name, stored in state.model.items():
+        loaded = own.get(name)
+        if not isinstance(loaded, torch.Tensor) or loaded.dtype == stored.dtype:
+            continue
+        if not _same(loaded.to(stored.dtype), stored):
+            raise StateError(
+                f"{name!r} was stored in {dtype_name(stored)}, and the model is built in "
+                f"{dtype_name(loaded)}, to which it would be rounded. Nothing was written. Build "
+                "the model in the type that it was stored in."
+            )
 
 
 # ---------------------------------------------------------------------- Hugging Face

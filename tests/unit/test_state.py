@@ -547,6 +547,25 @@ def test_a_model_without_what_it_had_besides_tensors_is_refused():
         State(state.model, state.meta).load_into(HasMore(None))
 
 
+def pair(*, tied):
+    made = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2))
+    if tied:
+        made[1].weight = made[0].weight
+    return made
+
+
+def test_two_tensors_are_not_loaded_into_a_model_where_they_are_one():
+    state, model = State(pair(tied=False).state_dict()), pair(tied=True)
+    before = model[0].weight.clone()
+    with pytest.raises(StateError, match="'0.weight' and '1.weight' are one tensor"):
+        state.load_into(model)
+    assert torch.equal(model[0].weight, before)
+    State(pair(tied=True).state_dict()).load_into(model)
+    State(pair(tied=True).state_dict()).load_into(pair(tied=False))
+    with torch.device("meta"):
+        state.load_into(pair(tied=False))  # where all tensors have one address
+
+
 class Holds:
     def __init__(self, value) -> None:
         self.value = value

@@ -43,6 +43,9 @@ def gpt(**more):
     tokens = {"bos_token_id": 0, "eos_token_id": 0}
     return GPT2LMHeadModel(GPT2Config(**small, **tokens))
 
+def rounded(**more):
+    return gpt(**more).bfloat16()
+
 def broken():
     raise RuntimeError("no such layer")
 
@@ -237,6 +240,22 @@ def test_a_hugging_face_folder_is_read_by_transformers(folder):
     first, second = (folder / name / "model.safetensors" for name in ("out", "second"))
     assert first.read_bytes() == second.read_bytes()
     assert first.stat().st_mode & 0o777 == (folder / "models.py").stat().st_mode & 0o777
+
+
+def test_a_model_of_another_type_rounds_no_weights_unseen(folder):
+    pytest.importorskip("transformers")
+    stored(folder, "gpt")
+    words = ["--format", "huggingface", "--model", f"{folder / 'models.py'}:rounded"]
+    done = export(folder, str(folder / "out"), *words, code=1)
+    assert "stored in float32, and the model is built in bfloat16" in " ".join(done.output.split())
+    assert not (folder / "out").exists()
+
+
+def test_a_model_may_be_built_in_a_type_that_holds_more(folder):
+    pytest.importorskip("transformers")
+    stored(folder, "rounded")
+    words = ["--format", "huggingface", "--model", f"{folder / 'models.py'}:gpt"]
+    export(folder, str(folder / "out"), *words)
 
 
 def test_other_files_of_a_directory_are_replaced_by_force_alone(folder):
