@@ -23,8 +23,9 @@ from elastix.data.random_numbers import come_to, seed_generators
 from elastix.data.rehearsal import Rehearsal
 from elastix.data.source import Collate, Source
 from elastix.errors import ConfigError, TrainError
-from elastix.events import BatchShares, RunStarted, StepCommitted
+from elastix.events import BatchShares, LoaderOpened, RunStarted, StepCommitted
 from elastix.state import State, Stateful, raw_bytes, warm_start
+from elastix.testing.replayed_steps import check_order
 from elastix.train.replica.context import Context
 from elastix.train.replica.evaluation import ExactEvaluation, Metric
 from elastix.train.replica.exactness import (
@@ -52,6 +53,7 @@ class Recorded:
         steps: those that stand, up to the State that is compared.
         ended: the train function went on to its end after the last of them.
         inherited: what `ctx.inherit` copied, and from which `ancestor`.
+        opened: the run's loaders.
     """
 
     opening: RunStarted
@@ -59,6 +61,7 @@ class Recorded:
     ended: bool
     inherited: Mapping[str, Any] | None
     ancestor: State
+    opened: Mapping[int, LoaderOpened]
 
 
 def differing(train: Callable[[Context], None], what: Recorded, stored: State) -> list[str]:
@@ -178,6 +181,7 @@ class _Replica:
         self.tracked.track(objects)
 
     def open_loader(self, source: Source) -> "_Loader":
+        check_order(len(self._loaders), source, self.what.opened)
         self.tracked.remember(source)
         self._loaders.append(_Loader(self, len(self._loaders), source))
         return self._loaders[-1]

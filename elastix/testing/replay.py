@@ -47,6 +47,7 @@ from elastix.errors import ConfigError, ElastixError, TrainError
 from elastix.events import (
     BatchShares,
     Event,
+    LoaderOpened,
     RunStarted,
     Span,
     StateStored,
@@ -58,8 +59,10 @@ from elastix.store import Store
 from elastix.testing.exact_replay import Recorded, differing, higher
 from elastix.testing.replayed_steps import (
     ReplayedStep,
+    check_order,
     last_stored,
     left_out,
+    loaders_of,
     standing,
     steps_of,
     weights,
@@ -136,6 +139,7 @@ def replay(
     replaying = _Replay(
         [whole_step(replayed) for replayed in replayed_steps] if whole else replayed_steps,
         left_out(events),
+        loaders_of(events),
         opening,
         torch.device(device),
         whole=whole,
@@ -206,6 +210,7 @@ def _compare_bytes(
         ended=last.reason == "final",
         inherited=inherited,
         ancestor=ancestor,
+        opened=loaders_of(events),
     )
     train = pickle.loads((directory / "train.pkl").read_bytes())
     return tuple(differing(train, recorded, state))
@@ -253,6 +258,7 @@ class _Replay:
         self,
         replayed_steps: Sequence[ReplayedStep],
         left_out: Mapping[int, Sequence[tuple[int, tuple[Span, ...]]]],
+        opened: Mapping[int, LoaderOpened],
         opening: RunStarted,
         device: torch.device,
         *,
@@ -260,6 +266,7 @@ class _Replay:
     ) -> None:
         self.replayed_steps = replayed_steps
         self.left_out = left_out
+        self.opened = opened
         width = max([1, *(len(replayed.workers) for replayed in replayed_steps)])
         self.seed, self.seed_of_order = opening.seed, opening.seed_of_order
         self.device = device
@@ -417,6 +424,7 @@ class _Replica:
                 self._memories.append(source.memory.rehearsal)
             source.memory.rehearsal.open(source.memory.number)
         number = len(self._loaders)
+        check_order(number, source, self._replay.opened)
         batches = [
             (batch, replayed)
             for replayed in self._replay.replayed_steps

@@ -1,12 +1,13 @@
 """Which steps of a run are replayed, by whom, with which samples: from its journal alone. Pure."""
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from elastix.data.cursor import count, merge
 from elastix.data.left_out import LeftOut
+from elastix.errors import TrainError
 from elastix.events import (
     BatchShares,
     Event,
@@ -19,7 +20,12 @@ from elastix.events import (
     StepCommitted,
 )
 
+if TYPE_CHECKING:
+    from elastix.data.source import Source
+
 _OfStep = TypeVar("_OfStep", StepCommitted, StateStored)
+_ORDER = ("length", "seed", "shuffle", "blocks", "mixed", "scattered")
+"""What says which sample stands at which position."""
 
 
 def standing(events: Sequence[Event]) -> list[StepCommitted]:
@@ -53,6 +59,27 @@ def left_out(events: Sequence[Event]) -> dict[int, list[tuple[int, tuple[Span, .
         elif id(event) in stands and isinstance(event, SamplesLeftOut):
             found.setdefault(event.loader, []).append((step, event.spans))
     return found
+
+
+def loaders_of(events: Sequence[Event]) -> dict[int, LoaderOpened]:
+    """The run's loaders, as they were opened last."""
+    return {event.loader: event for event in events if isinstance(event, LoaderOpened)}
+
+
+def check_order(number: int, source: "Source", opened: Mapping[int, LoaderOpened]) -> None:
+    """Refuse a loader that has other samples at the journal's positions: weights would differ.
+
+    Raises:
+        TrainError: names what differs.
+    """
+    for name in _ORDER if number in opened else ():
+        then, now = getattr(opened[number], name), getattr(source, name)
+        if then != now:
+            raise TrainError(
+                f"loader {number} had {name}={then} in the run, and is made with {name}={now} "
+                "here, so the journal's positions mean other samples. Nothing was compared. Replay "
+                "with the dataset that the run had."
+            )
 
 
 @dataclass(frozen=True)

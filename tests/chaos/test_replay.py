@@ -184,3 +184,28 @@ def scaled_by_the_dataset(ctx):
 def test_replay_of_a_loop_that_looks_at_its_dataset(tmp_path, exact):
     run_local(scaled_by_the_dataset, 2, directory=tmp_path, exact=exact)
     assert compare(tmp_path).relative < 1e-4
+
+
+def trained_on_what_is_there(ctx):
+    """Of as many samples as a file says."""
+    amount = int(Path(ctx.config["amount"]).read_text())
+    model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10))
+    model, optimizer = ctx.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    for epoch in ctx.loader(samples(amount), batch_size=24, slices=8).epochs(2):
+        for step in epoch:
+            for x, y in step:
+                F.cross_entropy(model(x), y).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+@pytest.mark.parametrize("exact", [False, True])
+def test_replay_on_a_dataset_that_has_grown_is_refused(tmp_path, exact):
+    amount = tmp_path / "amount"
+    amount.write_text("48")
+    config = {"amount": str(amount)}
+    run_local(trained_on_what_is_there, 2, config=config, directory=tmp_path / "it", exact=exact)
+    assert compare(tmp_path / "it").relative < 1e-4
+    amount.write_text("60")
+    with pytest.raises(TrainError, match="loader 0 had length=48 in the run, and is made with"):
+        compare(tmp_path / "it")

@@ -557,7 +557,7 @@ def pair(*, tied):
 def test_two_tensors_are_not_loaded_into_a_model_where_they_are_one():
     state, model = State(pair(tied=False).state_dict()), pair(tied=True)
     before = model[0].weight.clone()
-    with pytest.raises(StateError, match="'0.weight' and '1.weight' are one tensor"):
+    with pytest.raises(StateError, match=r"'0\.weight' and '1\.weight' are one tensor"):
         state.load_into(model)
     assert torch.equal(model[0].weight, before)
     State(pair(tied=True).state_dict()).load_into(model)

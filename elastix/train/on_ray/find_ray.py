@@ -188,6 +188,6 @@ def is_gone(address: str | None) -> bool:
     try:
         # An IPv6 address stands in brackets.
         socket.create_connection((host.strip("[]"), int(port)), timeout=2.0).close()
-    except OSError:
+    except (OSError, OverflowError, UnicodeError):  # no such port, and what can be no host
         return True
     return False

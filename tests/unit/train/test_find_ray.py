@@ -170,6 +170,11 @@ def test_an_address_that_was_given_is_left_to_ray_and_named_if_nobody_answers(
     assert asked == [None, None]
 
 
+@pytest.mark.parametrize("address", ["127.0.0.1:99999", ".example:6379", f"{'a' * 64}:6379"])
+def test_an_address_that_can_be_none_is_gone(address):
+    assert find_ray.is_gone(address)
+
+
 def test_a_folder_whose_path_is_too_long_for_sockets_is_named(monkeypatch, tmp_path):
     note(monkeypatch, None)
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
