@@ -434,7 +434,8 @@ class Ledger:
         index = self.index
         if index.is_gone(put.place.pack):
             return Missing(())
-        gone = set(filter(index.is_gone, {place.pack for _, place in put.blobs}))
+        packs = {place.pack for _, place in put.blobs}
+        gone = {pack for pack in packs if index.is_gone(pack) or self.packs.lacks(pack)}
         if gone:  # what stood there others may have put again, elsewhere
             lost = [digest for digest, place in put.blobs if place.pack in gone]
             if missing := self.missing(lost):
@@ -538,7 +539,9 @@ class Ledger:
     def missing(self, digests: Sequence[bytes]) -> tuple[bytes, ...]:
         """Which of these no pack holds, or holds damaged: whoever puts them writes them."""
         with self.asking() as index:
-            known = index.blobs(digests)
+            known = index.places(digests)
+            if any(map(self.packs.lacks, {place.pack for place in known.values()})):
+                self._doubted |= pack_replay.lost(index, self.packs)  # removed by somebody else
             return tuple(d for d in digests if d not in known or d in self._doubted)
 
     def find(self, name: str) -> Row:

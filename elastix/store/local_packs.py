@@ -144,6 +144,9 @@ class LocalPacks:
             finally:
                 os.close(handle)
 
+    def lacks(self, pack: str) -> bool:  # noqa: D102
+        return not (self._folder / check_name(pack)).exists()
+
     def writer(self) -> "LocalWriter":  # noqa: D102
         return LocalWriter(self._folder, self._writers)
 
@@ -188,6 +191,7 @@ class LocalWriter:
         self._synced = 0  # bytes that are durable, then written, then promised
         self._written = 0
         self._end = 0
+        self._gone: StoreError | None = None
 
     @property
     def size(self) -> int:  # noqa: D102
@@ -195,6 +199,8 @@ class LocalWriter:
 
     def append(self, header: Header, payload: Buffer) -> Place:
         """As Writer.append. The payload must stay as it is until `sync`, which may write it."""
+        if self._gone is not None:
+            raise self._gone
         if self._handle < 0:
             with storage_errors(f"writing to {self._folder}"):
                 self._begin()
@@ -223,7 +229,25 @@ class LocalWriter:
                 # After a failed sync nobody knows which pages are on the disk: never go on here.
                 self.abandon()
                 raise
+            self._check_in_place()
         self._synced = self._end
+
+    def _check_in_place(self) -> None:
+        """What is written to a removed file is lost, and nobody looks where it was moved.
+
+        Other packs may be gone as well, of which the index still knows: nothing is added any more.
+        """
+        path = self._folder / self._pack
+        with suppress(FileNotFoundError, NotADirectoryError):
+            if os.path.samestat(os.fstat(self._handle), path.stat()):
+                return
+        self.abandon()
+        self._gone = StoreError(
+            f"{path} was removed or moved away while it was being written. Nothing was stored, nor "
+            "is anything until the store is opened anew. Leave its folder alone meanwhile: "
+            "`elastix store gc` is what makes room there."
+        )
+        raise self._gone
 
     def cut(self) -> None:  # noqa: D102
         self._queue.clear()

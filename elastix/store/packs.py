@@ -124,6 +124,10 @@ class Packs(Protocol):
         """Whether the writer of this pack may still append to it."""
         ...
 
+    def lacks(self, pack: str) -> bool:
+        """Whether it is not there, as far as that is told at once."""
+        ...
+
     def writer(self) -> Writer:
         """A new writer."""
         ...

@@ -171,6 +171,10 @@ class RemotePacks:
         """Never: a pack that is visible is whole."""
         return False
 
+    def lacks(self, pack: str) -> bool:
+        """Never: it would take a request."""
+        return False
+
     def writer(self) -> RemoteWriter:  # noqa: D102
         return RemoteWriter(self._fs, self._folder)
 

@@ -1,6 +1,7 @@
 """Checkpoints that survive a death: what was accepted can be loaded, on any number of workers."""
 
 import json
+import shutil
 import time
 from pathlib import Path
 from signal import SIGSTOP
@@ -11,8 +12,15 @@ import torch.nn.functional as F
 
 from elastix.config import CheckpointConfig, RestoreConfig
 from elastix.data.audit import audit
-from elastix.errors import ConfigError, NotFound, TrainError
-from elastix.events import Reported, Resumed, StateDropped, StateNotStored, StateStored
+from elastix.errors import ConfigError, NotFound, StoreError, TrainError
+from elastix.events import (
+    Reported,
+    Resumed,
+    RunEnded,
+    StateDropped,
+    StateNotStored,
+    StateStored,
+)
 from elastix.observe import journal
 from elastix.state import State
 from elastix.store import Store
@@ -404,6 +412,35 @@ def without_room(ctx):
         write(*args)
 
     local_packs._write_all = full
+    trainables.train(ctx)
+
+
+@pytest.mark.parametrize("how", ["removed", "moved"])
+def test_no_run_ends_well_whose_store_has_gone_meanwhile(tmp_path, how):
+    config = {**CONFIG, "store": str(tmp_path / "store"), "how": how, "at": 6}
+    with pytest.raises(StoreError, match="was removed or moved away"):
+        run_local(
+            loses_its_store,
+            2,
+            config=config,
+            directory=tmp_path,
+            checkpoint=CheckpointConfig(every_steps=4, wait=True),
+        )
+    events = list(journal.read(tmp_path / "journal.jsonl"))
+    assert [event.step for event in of(StateStored, events)] == [4]
+    assert of(RunEnded, events)[-1].outcome == "failed"
+
+
+def loses_its_store(ctx):
+    def look(phase, detail):
+        if phase == "left" and ctx.rank == 0 and ctx.step == ctx.config["at"]:
+            store = Path(ctx.config["store"])
+            if ctx.config["how"] == "moved":
+                store.rename(store.with_name("elsewhere"))
+            else:
+                shutil.rmtree(store)
+
+    ctx.on_phase(look)
     trainables.train(ctx)
 
 
