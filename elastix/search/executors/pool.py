@@ -248,7 +248,18 @@ class Pool:
                     handle.actor.halt.remote(given.turn)
 
     def close(self) -> None:
-        """See Executor."""
+        """See Executor. Ctrl-C meanwhile cuts short what is waited for, and leaves nothing."""
+        with contextlib.ExitStack() as then:
+            if self._owns_ray:
+                self._owns_ray = False
+                then.callback(let_go_of_ray)
+            then.callback(self._access.close)
+            then.callback(self._deaths.close)
+            then.callback(self._end_all)
+            self._take_leave()
+
+    def _take_leave(self) -> None:
+        """Workers clear up what they share, as far as they answer."""
         told = {
             handle.actor.leave.remote(): handle for handle in self._handles.values() if handle.ready
         }
@@ -259,17 +270,14 @@ class Pool:
             if elsewhere:
                 ray.wait(elsewhere, num_returns=len(elsewhere), timeout=_LEAVING_S)
             leaving.clear(killed=bool(silent))
+
+    def _end_all(self) -> None:
         for handle in self._handles.values():
             _end(handle)
         self._handles.clear()
         self._waiting.clear()
         self._packer = Packer()
         self._avoided, self._refused = set(), None
-        self._deaths.close()
-        self._access.close()
-        if self._owns_ray:
-            self._owns_ray = False
-            let_go_of_ray()
 
     # ------------------------------------------------------------------ what comes back
 

@@ -5,6 +5,7 @@ Not here: slots of workers that come later, and of nodes that go (placement).
 
 import time
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -92,23 +93,26 @@ def reserve(
     free = min(most, max(least, _fit(ray.available_resources(), wanted)))
     for size in sorted({least, free, most}, reverse=True):
         patience_s = timeout_s if size == least else min(_PATIENCE_S, timeout_s)
-        groups = tuple(
-            placement_group(
-                [dict(scaling.resources_per_process)] * bundles,
-                strategy=strategy,
-                name=takeover.room_name(run),
-                lifetime=lifetime,
-            )
+        groups: list[PlacementGroup] = []
+        with ExitStack() as unless_placed:  # nor may Ctrl-C leave any, in a connection that stays
+            unless_placed.callback(give_back, groups)
             for bundles, strategy in (
                 [(scaling.processes, crew_strategy(scaling.crew))] * size
                 if scaling.crew
                 else [(size, scaling.placement)]
-            )
-        )
-        until = time.monotonic() + patience_s
-        if all(group.wait(max(0.0, until - time.monotonic())) for group in groups):
-            return groups, size
-        give_back(groups)
+            ):
+                groups.append(
+                    placement_group(
+                        [dict(scaling.resources_per_process)] * bundles,
+                        strategy=strategy,
+                        name=takeover.room_name(run),
+                        lifetime=lifetime,
+                    )
+                )
+            until = time.monotonic() + patience_s
+            if all(group.wait(max(0.0, until - time.monotonic())) for group in groups):
+                unless_placed.pop_all()
+                return tuple(groups), size
     raise QuorumLost(
         f"the cluster had no room for {least} workers with {wanted} each within "
         f"start_timeout_s={timeout_s:g}; free are {ray.available_resources()}. Nothing was "

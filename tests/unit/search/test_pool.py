@@ -229,6 +229,26 @@ class Deaf:
         return args
 
 
+def test_ctrl_c_while_workers_take_their_leave_leaves_no_worker_and_no_ray(monkeypatch):
+    """In a notebook the process goes on, and would keep what they occupy."""
+    pool, ended = with_workers(0, 1), []
+    pool._owns_ray = True
+
+    def interrupted(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("elastix.search.executors.pool.ray.wait", interrupted)
+    monkeypatch.setattr(
+        "elastix.search.executors.pool._end", lambda handle: ended.append(handle.number)
+    )
+    monkeypatch.setattr("elastix.search.executors.pool.let_go_of_ray", lambda: ended.append("ray"))
+    with pytest.raises(KeyboardInterrupt):
+        pool.close()
+    assert ended == [0, 1, "ray"]
+    pool.close()
+    assert ended == [0, 1, "ray"]
+
+
 def nodes(*names):
     """As Ray lists them, each with a CPU."""
     return [{"Alive": True, "NodeID": name, "Resources": {"CPU": 1.0}} for name in names]

@@ -72,3 +72,27 @@ def test_a_trial_is_not_told_to_wait_for_the_end_of_its_own_campaign(monkeypatch
     context = SimpleNamespace(get_actor_id=lambda: actor)
     monkeypatch.setattr(room.ray, "get_runtime_context", lambda: context)
     assert advice in room.how_to_make_room()
+
+
+@pytest.mark.parametrize("crew", [{}, {"shard": 2}])
+def test_ctrl_c_while_room_is_waited_for_leaves_none_reserved(monkeypatch, crew):
+    made, left = [], []
+
+    class Group:
+        def __init__(self, *_, **__):
+            made.append(self)
+            left.append(self)
+
+        def wait(self, timeout_s):
+            if made.index(self) == 1:
+                raise KeyboardInterrupt
+            return len(made) > 1
+
+    monkeypatch.setattr(room, "placement_group", Group)
+    monkeypatch.setattr(room, "remove_placement_group", left.remove)
+    monkeypatch.setattr(room.ray, "available_resources", lambda: {"CPU": 1.0})
+    scaling = elastix.ScalingConfig(num_workers=(2, 4), crew=crew)
+    with pytest.raises(KeyboardInterrupt):
+        room.reserve("it", scaling, 4, 1.0, None)
+    assert len(made) > 1
+    assert not left
