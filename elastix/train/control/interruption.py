@@ -1,7 +1,8 @@
 """A run is to end before its train function is through: when it does. Pure.
 
-The State is stored first, so that nothing has to be computed again. Whoever interrupts a run does
-not wait for ever, so this may take only so long; schedulers kill half a minute after SIGTERM.
+The State is stored first; the group trains on meanwhile, and what it computes then is computed
+again. Whoever interrupts a run does not wait for ever, so this may take only so long; schedulers
+kill half a minute after SIGTERM.
 """
 
 STORE_S = 20.0
