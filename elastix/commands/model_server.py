@@ -191,7 +191,7 @@ def own_names(host: str) -> set[str]:
     """How this machine may be called if it listens to itself alone; empty if to others too."""
     try:
         found = {str(place[4][0]) for place in socket.getaddrinfo(host, None)}
-    except OSError:  # nor can it be listened on, which says so
+    except (OSError, UnicodeError):  # nor can it be listened on, which says so
         return set()
     alone = all(ip_address(address).is_loopback for address in found)
     return {"localhost", host.lower(), *found} if alone else set()

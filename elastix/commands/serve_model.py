@@ -38,6 +38,11 @@ def serve_model(
         raise ConfigError(
             f"--every is a number of seconds from 0.01 to 1e6, not {every:g}. Nothing is served."
         )
+    if not host:
+        raise ConfigError(
+            "--host is empty, which would be all addresses of this machine. Nothing is served. "
+            "Name one; 0.0.0.0 stands for all."
+        )
     from elastix.commands.estimate import input_dtype_of  # not for --help
     from elastix.commands.model_server import ServedModel, following, serve
 

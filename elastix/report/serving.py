@@ -101,7 +101,7 @@ async def listen(
     try:
         try:
             await web.TCPSite(runner, host, port).start()
-        except OSError as error:
+        except (OSError, UnicodeError) as error:  # a host can be no name at all
             raise ConfigError(
                 f"{where} cannot be listened on: {error}. Nothing is served. Name another one "
                 "with --port, or 0 for one that is free."

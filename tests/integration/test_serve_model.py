@@ -70,6 +70,8 @@ def test_it_answers_and_follows_the_tag_until_ctrl_c(tmp_path, words):
         (["--model", "nowhere.py"], 2, "there is no file nowhere.py"),
         (["--store", "/no/such/store"], 1, "no store"),
         (["--host", "192.0.2.1", "--port", "0"], 2, "cannot be listened on"),
+        (["--host", "a" * 64, "--port", "0"], 2, "cannot be listened on"),
+        (["--host", "", "--port", "0"], 2, "--host is empty"),
     ],
 )
 def test_bad_calls_say_what_is_wrong(words, more, code, fact):

@@ -47,7 +47,9 @@ def of(kind, result):
     return [event for event in result.events if isinstance(event, kind)]
 
 
-def test_a_run_without_failures_and_one_that_continues_it(cluster, tmp_path, capsys, monkeypatch):
+def test_a_run_without_failures_and_one_that_continues_it(
+    cluster, tmp_path, capsys, monkeypatch, caplog
+):
     result = trainer(tmp_path).fit()
     assert result.audit.exact
     assert result.audit.loaders[0].epochs == 2
@@ -84,6 +86,10 @@ def test_a_run_without_failures_and_one_that_continues_it(cluster, tmp_path, cap
     assert longer.ref != result.ref
     started = [event for event in longer.events if isinstance(event, RunStarted)]
     assert [event.origin["directory"] for event in started] == [str(Path.cwd())] * 2
+    assert "took no step" not in caplog.text
+    unused = trainer(tmp_path, workers=2, config={"epochs": 3, "what nobody asks for": 1}).fit()
+    assert unused.audit.steps == longer.audit.steps
+    assert "run 'test' took no step" in caplog.text
 
 
 def test_a_worker_killed_in_mid_backward_and_its_replacement(cluster, tmp_path):

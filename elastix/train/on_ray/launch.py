@@ -14,6 +14,7 @@ import ray
 from ray.util.placement_group import PlacementGroup
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from elastix.config import RestoreConfig
 from elastix.errors import Conflict, ControllerLost, ElastixError, Interrupted, WorkerFailed
 from elastix.events import Event, RunStarted
 from elastix.interrupts import exit_codes_kept
@@ -44,6 +45,11 @@ from elastix.train.replica.profiler import FOLDER
 logger = logging.getLogger(__name__)
 _HEARD_S = 300.0  # a controller that has died is started anew by Ray
 _HEARS_S = 10.0  # another driver that its run has ended
+_NO_STEP = (
+    "run %r took no step: it had come to the end of its epochs before, when it was called with "
+    "another config, seed or train function. What is new here has trained nothing. Choose another "
+    "name to train with it from the beginning, or more epochs to go on."
+)
 
 
 class Launch:
@@ -100,15 +106,29 @@ class Launch:
             lifetime: Literal["detached"] | None = "detached" if self._asked.run.detached else None
             timeout_s = self._asked.failure.start_timeout_s
             groups, size = reserve(self._id, self._asked.scaling, most, timeout_s, lifetime)
-            before = history(self._directory)
-            using = {**versions(), "ray": ray.__version__}
-            opening = replace(self._opening, origin=origin(), versions=using)
             try:
+                before = history(self._directory)
+                using = {**versions(), "ray": ray.__version__}
+                opening = replace(self._opening, origin=origin(), versions=using)
                 controller = self._start(opening, groups, size)
-                return self._follow(controller, before)
+                through = before.step if self._was_another(before) else None
+                result = self._follow(controller, before)
+                if before.step == through:
+                    logger.warning(_NO_STEP, self._asked.run.name)
+                return result
             finally:
-                if not self._asked.run.detached:
+                if controller is None or not self._asked.run.detached:
                     give_back(groups)
+
+    def _was_another(self, before: Progress) -> bool:
+        """Whether this name is of a run that has ended well and was called with something else.
+
+        A RestoreConfig asks for steps that were taken before; a trial takes those it is told to.
+        """
+        asked, run = self._asked, before.run
+        if asked.watch is not None or asked.restore != RestoreConfig() or run is None:
+            return False
+        return before.outcome == "finished" and not same(run, self._opening)
 
     def _own(self, held: contextlib.ExitStack, patience_s: float = 0.0) -> None:
         """Make this the one process that trains the run, as long as `held` is.
