@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import json
 import math
-import random
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -24,7 +23,6 @@ from functools import lru_cache
 from html import escape
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
-import numpy as np
 from blake3 import blake3
 
 from elastix import sharding
@@ -790,28 +788,3 @@ def _rows_in_order(
         return torch.cat([parts[name] for name in here])
 
     return {0: {key: ordered(value) for key, value in state["state"][before[0]].items()}}
-
-
-class RandomState:
-    """The generators of Python, NumPy and torch (CPU and every CUDA device) as one Stateful."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """Every generator's state."""
-        kind, keys, *rest = np.random.get_state()
-        cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
-        return {
-            "python": random.getstate(),
-            "numpy": [kind, np.asarray(keys).astype(np.int64), *rest],
-            "torch": torch.get_rng_state(),
-            "cuda": cuda,
-        }
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Set every generator that exists here; devices that the State lacks keep theirs."""
-        random.setstate(state_dict["python"])
-        kind, keys, *rest = state_dict["numpy"]
-        np.random.set_state((kind, keys.astype(np.uint32), *rest))
-        torch.set_rng_state(state_dict["torch"].cpu())
-        if torch.cuda.is_available():
-            for device, rng in enumerate(state_dict["cuda"][: torch.cuda.device_count()]):
-                torch.cuda.set_rng_state(rng.cpu(), device)

@@ -7,12 +7,11 @@ draws there is the same on any worker, in any process that loads, after any loss
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 import torch
 from blake3 import blake3
-
-from elastix.state import RandomState
 
 
 def seed_at(seed: int, *place: int | str) -> int:
@@ -56,3 +55,28 @@ def generators_digest() -> int:
     found.update(np.ascontiguousarray(keys).tobytes())
     found.update(repr((place, rest, random.getstate())).encode())
     return int.from_bytes(found.digest(8)) >> 2
+
+
+class RandomState:
+    """The generators of Python, NumPy and torch (CPU and every CUDA device) as one Stateful."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Every generator's state."""
+        kind, keys, *rest = np.random.get_state()
+        cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
+        return {
+            "python": random.getstate(),
+            "numpy": [kind, np.asarray(keys).astype(np.int64), *rest],
+            "torch": torch.get_rng_state(),
+            "cuda": cuda,
+        }
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Set every generator that exists here; devices that the State lacks keep theirs."""
+        random.setstate(state_dict["python"])
+        kind, keys, *rest = state_dict["numpy"]
+        np.random.set_state((kind, keys.astype(np.uint32), *rest))
+        torch.set_rng_state(state_dict["torch"].cpu())
+        if torch.cuda.is_available():
+            for device, rng in enumerate(state_dict["cuda"][: torch.cuda.device_count()]):
+                torch.cuda.set_rng_state(rng.cpu(), device)

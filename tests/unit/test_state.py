@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 import torch
 
+from elastix.data.random_numbers import RandomState
 from elastix.errors import ConfigError, StateError
 from elastix.state import (
     OF_MODEL,
     HeldState,
-    RandomState,
     Ref,
     State,
     capture,

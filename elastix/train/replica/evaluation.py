@@ -14,11 +14,10 @@ from elastix.comm.network.process_group import Group, Reduce
 from elastix.comm.protocol.calls import OperationKind
 from elastix.comm.protocol.catch_up_messages import Watched
 from elastix.comm.protocol.operation import RoundAlone
-from elastix.data.random_numbers import seed_at, seed_generators
+from elastix.data.random_numbers import RandomState, seed_at, seed_generators
 from elastix.data.source import Collate, to_device
 from elastix.errors import ConfigError
 from elastix.sharding import let_go_of_gathered, local
-from elastix.state import RandomState
 from elastix.train.replica import refusals
 from elastix.train.replica.outlines import same
 

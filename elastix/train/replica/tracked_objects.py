@@ -26,12 +26,13 @@ from elastix import state_entries
 from elastix.comm.gradients.buffer_bucket import overlaps
 from elastix.data.cursor import count
 from elastix.data.loader import Loader
+from elastix.data.random_numbers import RandomState
 from elastix.data.rehearsal import ENTRY, Rehearsal
 from elastix.data.source import Source
 from elastix.errors import ConfigError, StateError
 from elastix.nested_state import unflatten
 from elastix.sharding import fsdp_layers, is_sharded, let_go_of_gathered, local, named_part
-from elastix.state import RandomState, State, Stateful
+from elastix.state import State, Stateful
 from elastix.state_entries import OUTER
 from elastix.train.checkpoint import state_digests
 from elastix.train.replica.learning_rate import hold_at_end

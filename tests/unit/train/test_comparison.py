@@ -8,10 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
+from elastix.data.random_numbers import RandomState
 from elastix.errors import ReplicasDiffer, TrainError
 from elastix.event_records import from_record, to_record
 from elastix.events import ReplicasCompared
-from elastix.state import RandomState, State, capture
+from elastix.state import State, capture
 from elastix.train.checkpoint import state_digests
 from elastix.train.checkpoint.assembly import CheckpointId
 from elastix.train.checkpoint.comparison import Comparisons, compare, compare_kinds, fault
