@@ -577,6 +577,7 @@ class TrialLost(Event):
     trial: int
     attempt: int
     cause: str
+    raised: bool = False  # unknown to journals of before
 
 
 @dataclass(frozen=True, kw_only=True)

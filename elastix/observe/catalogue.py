@@ -255,8 +255,7 @@ class _Fold:
             self._found.metrics = dict(values)  # a control from scratch, which others have beaten
 
     def _lose(self, event: WorkerLost | TrialLost) -> None:
-        del event
-        self._found.losses += 1
+        self._found.losses += not (isinstance(event, TrialLost) and event.raised)
 
     def _end_trial(self, event: TrialEnded) -> None:
         final = event.state not in ("paused", "refused")

@@ -100,7 +100,7 @@ SERIES = (
     Series("store_logical_bytes", "counter", "Bytes of the States that this run has stored."),
     Series("store_physical_bytes", "counter", "Of these, bytes that were new to the store."),
     Series("trials", "gauge", "Trials of the campaign.", ("state",)),
-    Series("trials_lost", "counter", "Times that a trial that was lost or raised began again."),
+    Series("trials_lost", "counter", "Times that a trial lost its worker and began again."),
     Series(
         "trials_starved", "counter", "Times that a trial had too little memory, and began again."
     ),
@@ -238,7 +238,8 @@ class Readings:
                 self._trial(event.trial, "running")
             case TrialLost():
                 self._trial(event.trial, "waiting")
-                self._put("trials_lost", 1)
+                if not event.raised:
+                    self._put("trials_lost", 1)
             case TrialStarved():
                 self._trial(event.trial, "waiting")
                 self._put("trials_starved", 1)

@@ -110,7 +110,7 @@ class TrialsConsole:
         self._known = 0
         self._states: dict[int, str] = {}  # of trials that ended or paused, the latest of each
         self._tally: Counter[str] = Counter()
-        self._lost = self._starved = 0
+        self._lost = self._raised = self._starved = 0
         self._running: dict[int, _GroupTrial] = {}
         self._parents: dict[int, int | None] = {}
         self._best = BestTrial()
@@ -139,8 +139,10 @@ class TrialsConsole:
                 self._parents[event.trial] = event.parent
             case TrialLost():
                 self._running.pop(event.trial, None)
-                self._lost += 1
-                self._tell(f"trial {event.trial} lost: {event.cause}; it starts again", "red")
+                self._raised += event.raised
+                self._lost += not event.raised
+                what = "raised" if event.raised else "lost"
+                self._tell(f"trial {event.trial} {what}: {event.cause}; it starts again", "red")
             case TrialStarved():
                 self._running.pop(event.trial, None)
                 self._starved += 1
@@ -310,7 +312,8 @@ class TrialsConsole:
         ]
         if controls := sum(self._controls.values()):
             parts.append(f"{controls} from scratch")
-        for count, what in ((self._lost, "lost"), (self._starved, "starved")):
+        again = ((self._lost, "lost"), (self._raised, "raised"), (self._starved, "starved"))
+        for count, what in again:
             if count:
                 parts.append(f"{count} {what}\N{RIGHTWARDS ARROW}again")
         if self._budget is not None:

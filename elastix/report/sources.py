@@ -56,7 +56,7 @@ def campaign_record(store: Path, name: str, events: Iterable[Event]) -> Campaign
     last = idle_s = 0.0
     for event in events:
         before, last = last or event.t, event.t
-        if isinstance(event, TrialLost):
+        if isinstance(event, TrialLost) and not event.raised:
             losses[event.trial] += 1
         elif isinstance(event, CampaignStarted):
             outcome, message = "", ""

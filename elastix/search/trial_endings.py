@@ -162,7 +162,7 @@ class Endings:
     def _raised(self, case: Case, ended: Ended) -> None:
         case.raised += 1
         if case.raised <= self._retries:
-            self._again(case, ended.summary)
+            self._again(case, ended.summary, raised=True)
         else:
             self._fail(case, ended, ended.summary, ended.traceback)
 
@@ -196,9 +196,10 @@ class Endings:
         )
         self._restart(case)
 
-    def _again(self, case: Case, cause: str) -> None:
+    def _again(self, case: Case, cause: str, *, raised: bool = False) -> None:
         attempt = case.losses_of_workers + case.raised
-        self._book.say(TrialLost(trial=case.trial.number, attempt=attempt, cause=cause))
+        number = case.trial.number
+        self._book.say(TrialLost(trial=number, attempt=attempt, cause=cause, raised=raised))
         self._restart(case)
 
     def _restart(self, case: Case) -> None:

@@ -84,6 +84,7 @@ def store(tmp_path):
             versions={},
         ),
         TrialLost(t=BEGAN + 550, trial=0, attempt=1, cause="died"),
+        TrialLost(t=BEGAN + 560, trial=0, attempt=2, cause="OSError: busy", raised=True),
         TrialEnded(
             t=BEGAN + 600,
             trial=0,

@@ -200,6 +200,7 @@ def test_a_campaign():
         *begun,
         ended(0, "finished", 0.7, best=True),
         TrialLost(trial=2, attempt=1, cause="died"),
+        TrialLost(trial=2, attempt=2, cause="OSError: busy", raised=True),
         ended(1, "stopped", 0.6, best=False, inherited=0.5),
     )
     assert values == {

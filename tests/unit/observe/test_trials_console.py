@@ -302,3 +302,15 @@ def test_a_journal_that_cannot_be_read_does_not_stop_the_thread_that_draws(tmp_p
         rows = terminal.render_lines(console._block())
         texts = ["".join(segment.text for segment in row).strip() for row in rows]
         assert "group  trial 3   its journal cannot be read" in texts
+
+
+def test_a_trial_that_raised_and_is_run_again_is_not_said_to_be_lost():
+    console, file, _ = console_of(tty=False)
+    console.show(next(events()))
+    console.show(TrialLost(trial=2, attempt=1, cause="OSError: busy", raised=True))
+    console.show(TrialLost(trial=2, attempt=2, cause="worker 3 died"))
+    text = file.getvalue()
+    assert "trial 2 raised: OSError: busy; it starts again" in text
+    assert "trial 2 lost: worker 3 died; it starts again" in text
+    assert "1 lost\N{RIGHTWARDS ARROW}again" in console._trials()
+    assert "1 raised\N{RIGHTWARDS ARROW}again" in console._trials()

@@ -161,6 +161,16 @@ def test_of_a_worker_that_did_not_die_it_is_not_said(make, ended):
     assert [event.cause for event in desk.said(TrialLost)] == [ended["summary"]]
 
 
+def test_a_trial_that_raised_and_is_run_again_was_not_lost(make):
+    desk = make(max_losses=1, retries=1)
+    desk.ends(desk.runs(0.5), "finished")
+    case = desk.runs(0.5)
+    assert desk.ends(case, "raised", summary="OSError: busy") is WAITING
+    assert desk.ends(case, "lost", worker="w1") is WAITING
+    told = [(event.attempt, event.cause, event.raised) for event in desk.said(TrialLost)]
+    assert told == [(1, "OSError: busy", True), (2, "w1 died", False)]
+
+
 def test_what_it_reported_after_the_state_that_it_goes_on_from_is_reported_again(make):
     desk = make()
     case = desk.runs(0.1, 0.2, 0.3)
