@@ -52,7 +52,16 @@ class EmptySpace(ConfigError):
 
 
 class OtherCode(ConfigError):
-    """A node has other elastix code than the driver."""
+    """A node has other elastix code than the driver.
+
+    Attributes:
+        node: which, by Ray's id; "" if that does not matter.
+    """
+
+    def __init__(self, message: str = "", *, node: str = "") -> None:
+        """Of that node."""
+        super().__init__(message)
+        self.node = node
 
 
 class StateError(ElastixError):

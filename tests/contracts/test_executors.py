@@ -6,12 +6,14 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 
 import elastix
 from elastix.config import FailureConfig, ScalingConfig
+from elastix.errors import SearchError
 from elastix.search.executors.executor import Ended
 from elastix.search.executors.serial import Local
-from elastix.testing.executor_contract import ExecutorContract, tells
+from elastix.testing.executor_contract import ExecutorContract, endless, tells
 from tests.chaos.test_shared_kills import a_folder, numbers
 
 
@@ -38,6 +40,36 @@ def waits(ctx):
 
 
 LONG = 40
+
+
+def endless_or_tells(ctx):
+    """The first has to be halted."""
+    if ctx.config["x"] == 0:
+        endless(ctx)
+    tells(ctx)
+
+
+def spoils(ctx):
+    """The first leaves its process a GPU that does nothing any more, as torch would say it."""
+
+    def fails():
+        raise torch.AcceleratorError("CUDA error: device-side assert triggered")
+
+    ctx.report(score=ctx.config["x"], pid=os.getpid())
+    if ctx.config["x"] == 0:
+        torch.cuda.is_initialized, torch.cuda.synchronize = lambda: True, fails
+        fails()
+
+
+def spoil(executor, collect, work):
+    """Work that does it, and then other; where it ran, and where they did."""
+    ends, _ = collect(executor, [work(0)])
+    assert (ends[0].kind, ends[0].spent) == ("raised", True)
+    later, _ = collect(executor, [work(number) for number in range(1, 6)])
+    assert {ended.kind for ended in later.values()} == {"finished"}
+    return ends[0].results[0]["pid"], {ended.results[0]["pid"] for ended in later.values()}
+
+
 KEPT = []  # as long as the process lives
 
 
@@ -58,6 +90,17 @@ class TestLocal(ExecutorContract):
 
     def test_a_function_that_cannot_be_sent_is_refused(self):
         """Nothing is sent anywhere."""
+
+    def test_a_process_whose_gpu_does_nothing_any_more_runs_no_other_trial(self, monkeypatch):
+        """There is no other process. A campaign of a hundred trials had failed within a second."""
+        monkeypatch.setattr(torch.cuda, "is_initialized", torch.cuda.is_initialized)
+        monkeypatch.setattr(torch.cuda, "synchronize", torch.cuda.synchronize)
+        with self.opened(spoils) as executor:
+            ends, _ = self.collect(executor, [self.work(0)])
+            assert (ends[0].kind, ends[0].spent) == ("raised", True)
+            executor.submit(self.work(1))
+            with pytest.raises(SearchError, match="Trial 1 was not run, and nothing is lost"):
+                executor.poll(1.0)
 
     def test_halting_what_has_ended_halts_nothing(self):
         """A report comes with the end of its work, so whoever halts because of it is late."""
@@ -80,6 +123,27 @@ class TestTune(ExecutorContract):
         scaling = ScalingConfig(cpus_per_worker=0.5)
         return Tune(parallel=2, scaling=scaling, storage_path=self.storage)
 
+    def test_what_runs_after_one_that_was_halted_is_not_lost(self):
+        """Tune gives it the same process."""
+        with self.opened(endless_or_tells) as executor:
+            executor.submit(self.work(0))
+            while not executor.poll(1.0):
+                pass
+            executor.halt(0)
+            heard = []
+            while not heard or not isinstance(heard[-1], Ended):
+                heard += executor.poll(1.0)
+            assert heard[-1].kind == "halted"
+            ends, _ = self.collect(executor, [self.work(number) for number in range(1, 6)])
+        assert {number: ended.kind for number, ended in ends.items()} == dict.fromkeys(
+            range(1, 6), "finished"
+        )
+
+    def test_a_process_whose_gpu_does_nothing_any_more_runs_no_other_trial(self):
+        with self.opened(spoils) as executor:
+            first, later = spoil(executor, self.collect, self.work)
+        assert first not in later
+
 
 @pytest.mark.usefixtures("cluster")
 class TestPool(ExecutorContract):
@@ -87,6 +151,11 @@ class TestPool(ExecutorContract):
         from elastix.search.executors.pool import Pool
 
         return Pool(parallel=2, scaling=ScalingConfig(cpus_per_worker=0.5))
+
+    def test_a_process_whose_gpu_does_nothing_any_more_runs_no_other_trial(self):
+        with self.opened(spoils) as executor:
+            first, later = spoil(executor, self.collect, self.work)
+        assert first not in later
 
     def test_what_wants_a_host_to_itself_gets_it(self):
         """Beside nothing else, and the others go on after it."""
@@ -170,11 +239,11 @@ class TestPool(ExecutorContract):
         told = tmp_path / "pid"
 
         class Stops(pool.LoneWorker):
-            def hello(self, driver):
+            def hello(self):
                 if self._number == 1:
                     told.write_text(str(os.getpid()))
                     os.kill(os.getpid(), signal.SIGSTOP)
-                return super().hello(driver)
+                return super().hello()
 
         monkeypatch.setattr(pool, "LoneWorker", Stops)
         with self.opened(tells) as executor:

@@ -16,8 +16,10 @@ python -m tests.integration.nodes KIND STORE, of these kinds:
 - beside: a worker on the second node is killed beside another one. Ray does not hear of it: its
   daemon there is stopped, and a process that the worker has forked keeps its connections open.
 - edited: a second node comes, whose elastix has other code.
-- edited-campaign: likewise, in the middle of a campaign. STORE/elsewhere is made by a trial that
-  runs there, STORE/refused by a worker that has found out that it is not to run any.
+- edited-campaign, edited-groups: likewise, in the middle of a campaign, whose trials are of one
+  worker, or groups. STORE/elsewhere is made by a trial that runs there, STORE/refused by each
+  process that has said which code it has.
+- older-campaign: likewise, and workers there are asked for something that they do not know.
 - crews: as removed, with workers of two processes; then a node comes in its stead.
 - host, host-groups: a second node comes in the middle of a campaign, and it is on another host, as
   far as a store can tell. Trials are of one worker, or groups.
@@ -63,13 +65,11 @@ LOST = "ray_elastix_workers_lost_total{"
 TRIAL_STEPS = 600
 """Of a trial of the campaign, some seconds; three are an epoch."""
 EDIT = """
-_as_it_was = other_code
-def other_code(*given):
-    found = _as_it_was(*given)
-    if found is not None:
-        with Path({!r}).open("a") as file:
-            file.write("refused ")
-    return found
+_as_it_was = installation
+def installation():
+    with Path({!r}).open("a") as file:
+        file.write("said ")
+    return _as_it_was()
 """
 """Of the code on another node."""
 
@@ -222,14 +222,21 @@ def come_with_other_code(cluster: Cluster, path: Path, over: Path) -> None:
     over.touch()
 
 
-def come_with_other_code_to_campaign(cluster: Cluster, path: Path, over: Path) -> None:
+def come_with_other_code_to_campaign(
+    cluster: Cluster, path: Path, over: Path, older: bool = False
+) -> None:
     await_event(path, lambda event: isinstance(event, TrialEnded))
-    add_edited_node(cluster, over.with_name("edited"))
+    add_edited_node(cluster, over.with_name("edited"), older)
 
 
-def add_edited_node(cluster: Cluster, there: Path) -> None:
+def add_edited_node(cluster: Cluster, there: Path, older: bool = False) -> None:
     """Ray puts the driver's directories first where a worker looks for modules."""
     shutil.copytree(Path(elastix.__file__).parent, there / "elastix")
+    if older:
+        worker = there / "elastix" / "search" / "executors" / "pool_worker.py"
+        code = worker.read_text()
+        assert code.count("def hello(self)") == 2
+        worker.write_text(code.replace("def hello(self)", "def hello(self, driver: object)"))
     with (there / "elastix" / "train" / "record" / "provenance.py").open("a") as provenance:
         provenance.write(EDIT.format(str(there.with_name("refused"))))
     (there / "sitecustomize.py").write_text(
@@ -340,7 +347,19 @@ def search_on_hosts(store: str, workers: int = 1) -> None:
 
 
 def tell_where_it_runs(ctx: elastix.Context) -> None:
-    """After the first all wait until somebody was on the other node, and could have come again."""
+    wait_for_the_other_node(ctx)
+    ctx.report(accuracy=1.0)
+    Path(ctx.config["marks"], "first").touch()
+
+
+def train_and_tell_where(ctx: elastix.Context) -> None:
+    wait_for_the_other_node(ctx)
+    search_parts.learns(ctx)
+    Path(ctx.config["marks"], "first").touch()
+
+
+def wait_for_the_other_node(ctx: elastix.Context) -> None:
+    """After the first all wait until somebody was there, and could have come again."""
     marks = Path(ctx.config["marks"])
     refused = marks / "refused"
     if (marks / "edited") in Path(elastix.__file__).parents:
@@ -350,17 +369,16 @@ def tell_where_it_runs(ctx: elastix.Context) -> None:
         if len(told) > 2 or (told and time.time() > refused.stat().st_mtime + 15):
             break
         time.sleep(0.05)
-    ctx.report(accuracy=1.0)
-    (marks / "first").touch()
 
 
-def search_where_code_is_the_same(store: str) -> None:
+def search_where_code_is_the_same(store: str, workers: int = 1) -> None:
     elastix.Campaign(
-        tell_where_it_runs,
+        tell_where_it_runs if workers == 1 else train_and_tell_where,
         space=search_parts.SPACE,
         searcher=search_parts.Drawing(marks=store),
         metric="accuracy",
         budget=elastix.Budget(trials=6, parallel=3),
+        scaling=elastix.ScalingConfig(num_workers=(1, workers)),
         run=elastix.RunConfig(name="nodes", store=store),
     ).run()
 
@@ -372,6 +390,16 @@ KINDS = {
     "beside": (1, partial(train, forks=True), kill_beside),
     "edited": (0, train, come_with_other_code),
     "edited-campaign": (0, search_where_code_is_the_same, come_with_other_code_to_campaign),
+    "edited-groups": (
+        0,
+        partial(search_where_code_is_the_same, workers=2),
+        come_with_other_code_to_campaign,
+    ),
+    "older-campaign": (
+        0,
+        search_where_code_is_the_same,
+        partial(come_with_other_code_to_campaign, older=True),
+    ),
     "crews": (1, train_crews, remove_and_come),
     "campaign": (1, search, remove_from_campaign),
     "host": (0, search_on_hosts, come_on_another_host),

@@ -68,7 +68,8 @@ class EndedKind(StrEnum):
     RAISED: the train function raised.
     STARVED: there was too little memory for it, whoever said so.
     LOST: its worker died.
-    RETURNED: it had not begun, and is as if it had never been given out.
+    RETURNED: it had not begun, and is as if it had never been given out; or what it met says
+        nothing of it, as a GPU that fails for others too.
     """
 
     FINISHED = "finished"

@@ -5,7 +5,7 @@ by forward recovery. Not here: what becomes of the trial when this actor dies (p
 """
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from elastix.config import CheckpointConfig, FailureConfig, RunConfig, ScalingCo
 from elastix.data.audit import Audit, audit
 from elastix.errors import (
     ConfigError,
+    ControllerLost,
     ElastixError,
     QuorumLost,
     StoreError,
@@ -28,7 +29,10 @@ from elastix.search.executors.executor import Ended, EndedKind, TrainFunction, W
 from elastix.search.executors.in_process import Findings
 from elastix.search.executors.pool_worker import PoolWorker, Reports
 from elastix.search.executors.trial_memory import out_of_memory
+from elastix.train.on_ray.room import fit_on_nodes
 from elastix.train.on_ray.trainer import ElasticTrainer
+
+_LOOK_S = 1.0
 
 
 def journal_of(work: Work, store: str) -> Path:
@@ -57,10 +61,14 @@ class GroupWorker(PoolWorker):
         super().__init__(number, train)
         self._how = (scaling, checkpoint, failure, store)
 
-    def _carry_out(self, work: Work, halted: Callable[[], bool]) -> Ended:
+    def _carry_out(self, work: Work, halted: Callable[[], bool], avoided: Collection[str]) -> Ended:
         train: TrainFunction = ray.cloudpickle.loads(self._train)
+        scaling, _, failure, _ = self._how
+        until = time.monotonic() + failure.start_timeout_s
+        while not halted() and time.monotonic() < until and not _fits(scaling, avoided):
+            time.sleep(_LOOK_S)  # a node is gone, and another may come
         run = _Run(work, self._reports, halted)
-        return run.carry_out(train, *self._how, worker=f"worker {self._number}")
+        return run.carry_out(train, *self._how, worker=f"worker {self._number}", avoided=avoided)
 
 
 class _Run:
@@ -72,6 +80,7 @@ class _Run:
         self._halted = halted
         self._epochs = 0.0
         self._peak = 0.0
+        self._began = False
 
     def carry_out(
         self,
@@ -82,6 +91,7 @@ class _Run:
         store: str,
         *,
         worker: str,
+        avoided: Collection[str] = (),
     ) -> Ended:
         work, journal = self._work, journal_of(self._work, store)
         started_s, began = time.time(), time.monotonic()
@@ -98,7 +108,11 @@ class _Run:
                 quiet=True,
             )
             trial = trainer.as_trial(
-                work.model_source, work.until_reports, self._watch, order_seed=work.order_seed
+                work.model_source,
+                work.until_reports,
+                self._watch,
+                order_seed=work.order_seed,
+                avoided=avoided,
             )
             result = trial.fit()
             self._add_up(journal, result.audit)
@@ -109,8 +123,13 @@ class _Run:
             starved = out_of_memory(_first_line(raised))
             kind = EndedKind.STARVED if starved else EndedKind.RAISED
             trace, error = raised.traceback, raised
-        except (QuorumLost, TooManyFailures) as raised:
+        except QuorumLost as raised:
+            kind, error = EndedKind.LOST if self._began else EndedKind.RETURNED, raised
+        except (ControllerLost, TooManyFailures) as raised:
             kind, error = EndedKind.LOST, raised
+        except ConfigError as raised:
+            placed = self._began or _fits(scaling, avoided)
+            kind, error = EndedKind.RAISED if placed else EndedKind.RETURNED, raised
         except ElastixError as raised:
             kind, error = EndedKind.RAISED, raised
         if kind in (EndedKind.HALTED, EndedKind.RAISED):
@@ -139,6 +158,7 @@ class _Run:
         self._epochs = _epochs(account) or float(len(self._found.results))
 
     def _watch(self, events: Sequence[Event]) -> None:
+        self._began = self._began or bool(events)
         for event in events:
             self._found.hear(event)
             if isinstance(event, WorkersMeasured):  # now and then, so it may miss the very peak
@@ -146,6 +166,10 @@ class _Run:
                 self._peak = max(self._peak, *held)
         if self._halted():
             raise KeyboardInterrupt
+
+
+def _fits(scaling: ScalingConfig, avoided: Collection[str]) -> bool:
+    return fit_on_nodes(scaling, avoided) >= scaling.min_workers
 
 
 def _before(

@@ -85,7 +85,7 @@ def execute(
     failed = outcome.kind is OutcomeKind.DEVICE_FAILED
     if failed:
         summary = f"its GPU failed: {summary.splitlines()[0]}"
-    spent = failed or not _computes()
+    spent = failed or not computes()
     _forget_compiled()
     if kind is EndedKind.STARVED and peak:
         peak += refused_bytes(summary)  # what it would have come to
@@ -111,7 +111,7 @@ def execute(
     )
 
 
-def _computes() -> bool:
+def computes() -> bool:
     """Whether GPUs do anything for this process, if it uses any: after most errors they do not."""
     try:
         if torch.cuda.is_initialized():

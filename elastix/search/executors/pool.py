@@ -6,7 +6,7 @@ stay, and a trial costs one call of an actor. A trial of one worker runs right t
 (group_worker).
 
 Not here: what is worth running. Invariant: work whose worker died ends as "lost", at once; none is
-given to a worker with other elastix code than this process has.
+given to a worker with other elastix code than this process has, or whose GPU fails for good.
 """
 
 import contextlib
@@ -31,7 +31,7 @@ from elastix.config import (
     refuse_memory,
 )
 from elastix.data import leaving
-from elastix.errors import ConfigError, Corrupt, OtherCode, SearchError, TooNew
+from elastix.errors import ConfigError, Corrupt, ElastixError, OtherCode, SearchError, TooNew
 from elastix.observe.journal import Tail
 from elastix.observe.ray_death_messages import Deaths, GroupDeaths
 from elastix.search.executors import trial_memory
@@ -43,6 +43,7 @@ from elastix.search.executors.executor import (
     Work,
     WorkReport,
 )
+from elastix.search.executors.failing_gpus import FailingGpus
 from elastix.search.executors.group_worker import GroupWorker, journal_of
 from elastix.search.executors.packer import Packer, Placement, Reserve
 from elastix.search.executors.pool_worker import GIVEN_BACK, Hello, LoneWorker, packed
@@ -51,10 +52,10 @@ from elastix.search.model_sources import StoreOpener
 from elastix.train.on_ray.actor_classes import as_actor
 from elastix.train.on_ray.find_ray import hold_ray, let_go_of_ray
 from elastix.train.on_ray.pickled_train import pickle_train
-from elastix.train.on_ray.placement import asks_no_more, elsewhere
+from elastix.train.on_ray.placement import Refused, elsewhere
 from elastix.train.on_ray.room import check_capacity, fit_on_nodes, how_to_make_room
 from elastix.train.on_ray.worker_handle import WorkerHandle
-from elastix.train.record.provenance import installation
+from elastix.train.record.provenance import installation, other_code
 
 logger = logging.getLogger(__name__)
 
@@ -63,6 +64,7 @@ _RECRUIT_EVERY_S = 2.0
 _SHORT_S = 0.05
 _VERY_SHORT_S = 0.005
 _DEATHS_AT_START = 3
+_AGAIN_S = 60.0  # after so many, if others are there
 _NEAR_S = 1.0
 _LEAVING_S = 1.0
 
@@ -84,6 +86,7 @@ class _WorkerHandle:
     begun_s: float = 0.0  # when the first one began, as far as is known here
     giving_back: Any = None  # the answer to that, while it is awaited
     group: tuple[Tail, GroupDeaths] | None = None  # of a trial of several workers
+    group_began: bool = False  # as its journal tells
 
     @property
     def ready(self) -> bool:
@@ -153,8 +156,11 @@ class Pool:
         self._waiting: dict[int, Work] = {}  # until there is memory for them
         self._turned_back: list[Ended] = []
         self._kills: dict[str, int] = {}  # by node: those of which it is known whom they hit
-        self._avoided: set[str] = set()  # nodes with other elastix code
-        self._refused: OtherCode | None = None  # of the last of them
+        self._refused = Refused("campaign")
+        self._gpus = FailingGpus()
+        self._parked: dict[int, _WorkerHandle] = {}  # they hold GPUs that fail, or Ray gives these
+        self._unfit: ElastixError | None = None  # why the last node, or GPU, was given up
+        self._given_up: ElastixError | None = None  # as soon as all that has happened was told
 
     # ------------------------------------------------------------------ Executor
 
@@ -208,12 +214,14 @@ class Pool:
             work = self._waiting.pop(placement.trial)
             handle = self._handles[placement.seat]
             self._turn += 1
-            ref = handle.actor.run.remote(packed(work), self._turn)
+            ref = handle.actor.run.remote(packed(work), self._turn, tuple(self._refused.nodes))
             if not handle.inhand:
                 handle.begun_s = time.monotonic()
             handle.inhand.append(_Given(ref, work, placement, self._turn))
             if self._scaling.max_workers > 1:
                 handle.group = Tail(journal_of(work, self._store)), GroupDeaths(self._deaths)
+                _read_journal(handle)
+                handle.group_began = False  # that was of its earlier runs
 
     def poll(self, timeout_s: float) -> Sequence[WorkReport | Ended]:
         """See Executor."""
@@ -229,12 +237,17 @@ class Pool:
             over, _ = ray.wait(list(places), timeout=0, num_returns=len(places))
         happened: list[WorkReport | Ended] = [*self._turned_back, *lost]
         self._turned_back.clear()
-        for ref, answer in zip(over, _answers(over), strict=True):
-            handle = places[ref]
-            if handle.number in self._handles:  # it may have been found dead a moment ago
-                happened += self._take(handle, ref, answer)
-        self._place()
-        self._check_start()
+        try:
+            for ref, answer in zip(over, _answers(over), strict=True):
+                handle = places[ref]
+                if handle.number in self._handles:  # it may have been found dead a moment ago
+                    happened += self._take(handle, ref, answer)
+            self._place()
+            self._check_start()
+        except ElastixError as error:
+            self._given_up = self._given_up or error
+        if self._given_up is not None and not happened:
+            raise self._given_up
         return happened
 
     def halt(self, number: int) -> None:
@@ -272,12 +285,15 @@ class Pool:
             leaving.clear(killed=bool(silent))
 
     def _end_all(self) -> None:
-        for handle in self._handles.values():
+        for handle in (*self._handles.values(), *self._parked.values()):
             _end(handle)
         self._handles.clear()
+        self._parked.clear()
         self._waiting.clear()
         self._packer = Packer()
-        self._avoided, self._refused = set(), None
+        self._refused, self._gpus = Refused("campaign"), FailingGpus()
+        self._unfit = self._given_up = None
+        self._deaths_at_start = 0
 
     # ------------------------------------------------------------------ what comes back
 
@@ -306,13 +322,7 @@ class Pool:
         if isinstance(answer, ray.exceptions.RayActorError):
             return self._dead(handle, answer)
         if ref == handle.greeting:
-            if isinstance(answer, BaseException):
-                return self._dead(handle, answer)
-            if answer.refused is not None:
-                self._refuse(handle, answer.node, answer.refused)
-            else:
-                self._welcome(handle, answer)
-            return []
+            return self._meet(handle, answer)
         if ref == handle.asked:
             handle.asked = None
             # Work that has ended since has told all at its end, and may be about to run again; it
@@ -329,7 +339,44 @@ class Pool:
             turns = [given.turn for given in handle.inhand if given.ref == ref]
             return self._given_back(handle, turns)
         ended = self._over(handle, answer)
-        return [ended, *self._retire(handle)] if ended.spent else [ended]
+        if isinstance(ended.error, OtherCode) and ended.error.node:  # one of its group would be
+            self._avoid(ended.error.node, ended.error)
+            return [Ended(number=ended.number, kind=EndedKind.RETURNED)]
+        if ended.kind is EndedKind.RETURNED and not self._any_group():
+            raise SearchError(f"{ended.summary} No trial is lost: run() again goes on.")
+        return self._retire(handle, ended) if ended.spent else [ended]
+
+    def _any_group(self) -> bool:
+        """Whether one is at work, and does not wait for room as well."""
+        at_work = [handle for handle in self._handles.values() if handle.inhand]
+        for handle in at_work:
+            _read_journal(handle)
+        return any(handle.group_began for handle in at_work)
+
+    def _meet(self, handle: _WorkerHandle, answer: Any) -> list[WorkReport | Ended]:  # noqa: ANN401
+        """A worker says who it is, or what became of that."""
+        who = f"of worker {handle.number}"
+        if isinstance(answer, ray.exceptions.RayTaskError):  # its process lives
+            try:
+                asked = handle.actor.__ray_call__.remote(_introduction())
+                node, has = ray.get(asked, timeout=_NEAR_S)
+            except ray.exceptions.RayError:
+                return self._dead(handle, answer)
+            failed = f"node {node} ({who}) cannot run trials: {answer.cause!r}. No trial is lost."
+        elif isinstance(answer, BaseException):
+            return self._dead(handle, answer)
+        else:
+            node, has, failed = answer.node, getattr(answer, "installation", None), ""
+        other = other_code(installation(), has, f"node {node} ({who})", node)
+        if other is not None or failed:
+            del self._handles[handle.number]
+            _end(handle)
+            self._avoid(node, other or SearchError(failed))
+        elif answer.failed:
+            self._park(handle, answer)
+        else:
+            self._welcome(handle, answer)
+        return []
 
     def _given_back(self, handle: _WorkerHandle, answer: Any) -> list[WorkReport | Ended]:  # noqa: ANN401
         """What was queued there and has not begun is as if it had never been given out."""
@@ -344,10 +391,12 @@ class Pool:
         given = handle.inhand.popleft()
         work = given.work
         self._packer.end(work.number)
-        _hear_of_deaths(handle)
+        _read_journal(handle)
         handle.asked_s = handle.begun_s = time.monotonic()
         if isinstance(value, bytes):
             ended: Ended = pickle.loads(value)
+            if handle.hello is not None and not ended.spent:
+                self._gpus.worked(handle.hello.host)
             seconds = ended.finished_s - ended.started_s
             self._usual_s = 0.7 * min(self._usual_s, 1.0) + 0.3 * seconds
             if ended.kind not in CUT_SHORT:  # there it had not all that it needs
@@ -380,18 +429,13 @@ class Pool:
         _end(handle)
         said = handle.hello
         if said is None:
-            self._deaths_at_start += 1
-            if self._deaths_at_start >= _DEATHS_AT_START:
-                raise SearchError(
-                    f"{self._deaths_at_start} workers in a row died while they started, the last "
-                    f"one of: {error}. The pool was given up. Look at the workers' logs; an "
-                    "import that crashes and too little memory are the usual causes."
-                ) from error
+            self._died_at_start(error)
         elif handle.inhand or silent:  # the campaign tells which trial was lost
             self._deaths.told(said.node, said.pid)
         in_hand = said if handle.inhand and not silent else None
         starved = in_hand is not None and self._was_starved(in_hand, error)
-        self._spawn()
+        if self._deaths_at_start < _DEATHS_AT_START:
+            self._spawn()
         cause = str(error).splitlines()[0] if str(error) else type(error).__name__
         if starved:
             cause = f"the system ended its worker for want of memory: {cause}"
@@ -414,8 +458,38 @@ class Pool:
             for place, given in enumerate(handle.inhand)
         ]
 
-    def _retire(self, handle: _WorkerHandle) -> list[WorkReport | Ended]:
+    def _died_at_start(self, error: BaseException) -> None:
+        """Who is there goes on without further ones, of which one is tried now and then.
+
+        Raises:
+            SearchError: several in a row, and nobody is there or on the way.
+        """
+        self._deaths_at_start += 1
+        if self._deaths_at_start < _DEATHS_AT_START:
+            return
+        self._unfit = SearchError(
+            f"{self._deaths_at_start} workers in a row died while they started, the last "
+            f"one of: {error}. The pool was given up. Look at the workers' logs; an "
+            "import that crashes, too little memory and a GPU that fails are the usual causes."
+        )
+        if not self._handles:
+            raise self._unfit from error
+        if self._deaths_at_start == _DEATHS_AT_START:
+            logger.warning(
+                "%d workers in a row died while they started, the last one of: %s. The campaign "
+                "goes on with the others, and tries again each %.0f s",
+                *(self._deaths_at_start, error, _AGAIN_S),
+            )
+
+    def _retire(self, handle: _WorkerHandle, ended: Ended) -> list[WorkReport | Ended]:
         """Its process can compute nothing any more: another takes its place, and what is queued."""
+        said = handle.hello
+        queued = [given.work.number for given in handle.inhand]
+        lost = ended.kind is EndedKind.LOST  # otherwise it was the program
+        if said and lost and self._gpus.failed(said.host, handle.number, ended.number):
+            self._park(handle, replace(said, failed=ended.summary))
+            back = [ended.number, *queued]
+            return [Ended(number=number, kind=EndedKind.RETURNED) for number in back]
         logger.warning(
             "worker %d is replaced, as its GPU does nothing any more for its process",
             handle.number,
@@ -424,13 +498,27 @@ class Pool:
         self._packer.leave(handle.number)
         _end(handle)
         self._spawn()
-        return [Ended(number=g.work.number, kind=EndedKind.RETURNED) for g in handle.inhand]
+        return [ended, *(Ended(number=number, kind=EndedKind.RETURNED) for number in queued)]
+
+    def _park(self, handle: _WorkerHandle, said: Hello) -> None:
+        """Its GPU fails for good. It stays, idle: Ray would give that GPU to the next one."""
+        del self._handles[handle.number]
+        self._packer.leave(handle.number)
+        handle.hello = said
+        if all(said.host != other.hello.host for other in self._parked.values() if other.hello):
+            logger.error("%s is given no trial any more: %s", said.host, said.failed)
+        self._parked[handle.number] = handle
+        self._unfit = SearchError(
+            f"all GPUs fail that trials could have, the last one with: {said.failed}. No trial is "
+            "lost. Look at that with nvidia-smi; run() again goes on."
+        )
 
     def _welcome(self, handle: _WorkerHandle, said: Hello) -> None:
         """A worker is ready."""
         handle.hello = said
         self._deaths.expect(said.node, said.pid)
-        self._deaths_at_start = 0
+        self._gpus.begin(said.host, handle.number)
+        self._deaths_at_start = self._refused.in_row = 0
         self._kills.setdefault(said.node, said.kills)
         self._packer.enter(
             handle.number,
@@ -441,14 +529,11 @@ class Pool:
         )
         self._check_memory()
 
-    def _refuse(self, handle: _WorkerHandle, node: str, why: OtherCode) -> None:
-        """What it sends could be taken for something else: nobody is started there any more."""
-        del self._handles[handle.number]
-        _end(handle)
-        if node not in self._avoided:
+    def _avoid(self, node: str, why: ElastixError) -> None:
+        """What is sent from there could be taken for something else: nobody is started there."""
+        if self._refused.add(node):
             logger.warning("%s", why)
-        self._avoided.add(node)
-        self._refused = why
+        self._unfit = why
 
     def _check_memory(self) -> None:
         """Once workers of all nodes are here, or all workers.
@@ -517,7 +602,7 @@ class Pool:
             elif handle.ready and handle.asked is None and now - handle.asked_s > _ASK_EVERY_S:
                 handle.asked_s, handle.asked_of = now, handle.first
                 handle.asked = handle.actor.reports.remote(handle.seen)
-                _hear_of_deaths(handle)
+                _read_journal(handle)
         return lost
 
     def _take_back(self) -> None:
@@ -543,22 +628,27 @@ class Pool:
     def _nodes(self) -> int:
         """How many may have workers."""
         there = [node["NodeID"] for node in ray.nodes() if node["Alive"]]
-        return sum(node not in self._avoided for node in there)
+        return sum(node not in self._refused.nodes for node in there)
 
     @property
     def _fit(self) -> int:
-        """Trials at once for which nodes have room that are not avoided."""
-        return fit_on_nodes(self._scaling, self._avoided) // self._scaling.min_workers
+        """Trials at once for which there is room on nodes that are not avoided, and on GPUs."""
+        fit = fit_on_nodes(self._scaling, self._refused.nodes)
+        if self._parked:
+            there = {node["NodeID"] for node in ray.nodes() if node["Alive"]}
+            fit -= sum(h.hello.node in there for h in self._parked.values() if h.hello)
+        return fit // self._scaling.min_workers
 
     def _wanted(self) -> int:
         most = max(1, self._fit)
         if self._parallel is None:
             return most
-        return min(self._parallel, most) if asks_no_more(len(self._avoided)) else self._parallel
+        return min(self._parallel, most) if self._refused.too_many else self._parallel
 
     def _recruit(self) -> None:
         now = time.monotonic()
-        if self._handles and now - self._recruited_s < _RECRUIT_EVERY_S:
+        every_s = _RECRUIT_EVERY_S if self._deaths_at_start < _DEATHS_AT_START else _AGAIN_S
+        if self._handles and now - self._recruited_s < every_s:
             return
         self._recruited_s = now
         for _ in range(self._wanted() - len(self._handles)):
@@ -568,8 +658,8 @@ class Pool:
         number = self._next
         self._next += 1
         options: dict[str, Any] = {"max_restarts": 0, "scheduling_strategy": "SPREAD"}
-        if self._avoided:
-            options["label_selector"] = elsewhere(self._avoided)
+        if self._refused.nodes:
+            options["label_selector"] = elsewhere(self._refused.nodes)
         actor: Any
         if self._scaling.max_workers > 1:
             actor = (
@@ -589,7 +679,7 @@ class Pool:
                 )
                 .remote(number, self._train, max(1, int(self._scaling.cpus_per_worker)))
             )
-        self._handles[number] = _WorkerHandle(number, actor, actor.hello.remote(installation()))
+        self._handles[number] = _WorkerHandle(number, actor, actor.hello.remote())
 
     def _check_start(self) -> None:
         """Whether workers come. Who does not is replaced, as it may be stopped."""
@@ -604,13 +694,14 @@ class Pool:
                     del self._handles[handle.number]
                     _end(handle)
                     self._recruited_s = 0.0  # at once
-        elif self._refused is not None and not self._fit:
-            raise self._refused
-        elif now - self._opened_s > limit_s:
+        waits = not ready or self._scaling.max_workers > 1  # groups may have no room
+        if waits and self._unfit is not None and not self._fit:
+            raise self._unfit
+        if not ready and now - self._opened_s > limit_s:
             raise SearchError(
                 f"no worker of the pool was ready within start_timeout_s={limit_s:g}; free are "
                 f"{ray.available_resources()}. Nothing is lost. {how_to_make_room()}"
-            ) from self._refused
+            ) from self._unfit
 
 
 def _answers(refs: list[Any]) -> list[Any]:
@@ -628,12 +719,26 @@ def _answer(ref: Any) -> Any:  # noqa: ANN401 - of any call
         return error
 
 
-def _hear_of_deaths(handle: _WorkerHandle) -> None:
-    """Whose death within a group its journal tells of: Ray need not."""
+def _introduction() -> Any:  # noqa: ANN401 - for __ray_call__
+    """Asks a worker of any elastix who it is. It travels as code: that one may not have it."""
+
+    def introduce(_worker: object) -> tuple[str, Any]:
+        try:
+            from elastix.train.record.provenance import installation
+        except ImportError:
+            return ray.get_runtime_context().get_node_id(), None
+        return ray.get_runtime_context().get_node_id(), installation()
+
+    return introduce
+
+
+def _read_journal(handle: _WorkerHandle) -> None:
+    """That its group has begun, and whose death within it is told of: Ray need not."""
     if handle.group is not None:
         tail, group = handle.group
         with contextlib.suppress(Corrupt, TooNew, OSError):
             for event in tail.news():
+                handle.group_began = True
                 group.hear(event)
 
 

@@ -10,7 +10,8 @@ import pickle
 import threading
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,12 +19,13 @@ import ray
 import torch
 
 from elastix.data.leaving import leave
-from elastix.errors import ElastixError, OtherCode
+from elastix.errors import ElastixError
 from elastix.frozen_imports import import_frozen
 from elastix.search.executors import trial_memory
 from elastix.search.executors.executor import Ended, TrainFunction, Work, WorkReport
 from elastix.search.executors.in_process import execute
-from elastix.train.record.provenance import Installation, other_code
+from elastix.train.on_ray.given_device import given_device
+from elastix.train.record.provenance import Installation, installation
 from elastix.train.replica.context import Context
 
 GIVEN_BACK = b""
@@ -64,7 +66,8 @@ class Hello:
         idle_bytes: what it holds before any trial.
         capacity_bytes: what it and others may hold on that host, as it looks from here.
         kills: how often the system has ended a process there for want of memory.
-        refused: why it is to be given nothing.
+        failed: what its GPU says, which does nothing for a process that has just begun.
+        installation: the elastix that it has, for the driver to compare; another one says none.
     """
 
     node: str
@@ -73,11 +76,12 @@ class Hello:
     idle_bytes: int = 0
     capacity_bytes: int = 0
     kills: int = 0
-    refused: OtherCode | None = None
+    failed: str = ""
+    installation: Installation | None = None
 
 
-def packed(sent: Work | Ended) -> bytes:
-    """Work or its end as bytes: Ray passes those on as they are, and takes long over objects.
+def packed(sent: Work | WorkReport | Ended) -> bytes:
+    """Work, or what comes of it, as bytes: Ray passes those on, and takes long over objects.
 
     A class of the script itself, or of a module that is registered to be pickled by value, and what
     has no name to be imported by, travel as their code.
@@ -115,20 +119,17 @@ class PoolWorker(ABC):
     def __repr__(self) -> str:
         return f"pool worker {self._number} {self._at}"
 
-    def hello(self, driver: Installation) -> Hello:
-        """Be ready, unless the driver has another elastix than this process."""
-        node = ray.get_runtime_context().get_node_id()
-        host = f"groups of worker {self._number}"
-        refused = other_code(driver, f"node {node} (of worker {self._number})")
+    def hello(self) -> Hello:
+        """Be ready, and say who this is."""
         return Hello(
-            node=node,
+            node=ray.get_runtime_context().get_node_id(),
             pid=os.getpid(),
-            host=host,
+            host=f"groups of worker {self._number}",
             kills=trial_memory.kills(),
-            refused=refused,
+            installation=installation(),
         )
 
-    def run(self, given: bytes, turn: int) -> bytes:
+    def run(self, given: bytes, turn: int, avoided: Collection[str] = ()) -> bytes:
         """Run a trial to its end: Work to Ended, packed. What it raises is part of the answer.
 
         GIVEN_BACK if another worker is to have it.
@@ -136,6 +137,7 @@ class PoolWorker(ABC):
         Args:
             given: the Work.
             turn: by which this run is halted; a later one of the trial has another. They grow.
+            avoided: nodes that are known to have other elastix code.
         """
         with self._turns:
             if turn in self._given_back or self._spent:
@@ -145,17 +147,18 @@ class PoolWorker(ABC):
         work: Work = pickle.loads(given)
         self._at = f"trial={work.number}"
         try:
-            ended = self._carry_out(work, lambda: turn in self._halted)
-            self._spent = ended.spent
-            return packed(ended)
+            ended = self._carry_out(work, lambda: turn in self._halted, avoided)
+            answer = packed(ended)
+            self._spent = ended.spent  # once it can be heard, or all else would be given back
+            return answer
         finally:
             self._reports.forget()
             self._halted.discard(turn)
             self._at = "idle"
 
     @abstractmethod
-    def _carry_out(self, work: Work, halted: Callable[[], bool]) -> Ended:
-        """Run a trial to its end, or until `halted`."""
+    def _carry_out(self, work: Work, halted: Callable[[], bool], avoided: Collection[str]) -> Ended:
+        """Run a trial to its end, or until `halted`; where others take part, on no such node."""
 
     @ray.method(concurrency_group="control")
     def reports(self, seen: int) -> tuple[int, list[WorkReport]]:
@@ -198,23 +201,31 @@ class LoneWorker(PoolWorker):
         super().__init__(number, train)
         self._threads = threads
         self._unpickled: TrainFunction | None = None
-        self._device = _device()
+        self._device = torch.device("cpu")  # until it is ready
 
-    def hello(self, driver: Installation) -> Hello:
-        """Import what every trial needs."""
+    def hello(self) -> Hello:
+        """Import what every trial needs, and see whether the GPU does anything, if it has one."""
         import_frozen("torch._dynamo")  # making the first optimizer imports it, in most of a second
         torch.set_num_threads(self._threads)
-        said = super().hello(driver)
-        if self._device.type == "cuda":
-            host = f"{said.node} GPU {ray.get_gpu_ids()[0]}"
-            return replace(said, host=host, capacity_bytes=trial_memory.free(self._device))
+        said = super().hello()
+        try:
+            self._device = given_device()
+            if self._device.type == "cuda":
+                said = replace(said, host=f"{said.node} GPU {ray.get_gpu_ids()[0]}")
+                _compute(self._device)
+                return replace(said, capacity_bytes=trial_memory.free(self._device))
+        except RuntimeError as error:  # as torch's own are
+            return replace(said, failed=f"{type(error).__name__}: {error}".splitlines()[0])
         idle = trial_memory.resident()
         room = trial_memory.free() + idle
         return replace(said, host=said.node, idle_bytes=idle, capacity_bytes=room)
 
-    def _carry_out(self, work: Work, halted: Callable[[], bool]) -> Ended:
+    def _carry_out(self, work: Work, halted: Callable[[], bool], avoided: Collection[str]) -> Ended:
+        del avoided
         if self._unpickled is None:
-            self._unpickled = _interrupted(ray.cloudpickle.loads(self._train))
+            self._unpickled = interrupted(ray.cloudpickle.loads(self._train))
+        if self._device.type == "cuda":
+            torch.cuda.set_device(self._device)  # a trial may have made another one current
         ended = execute(
             self._unpickled,
             work,
@@ -223,10 +234,16 @@ class LoneWorker(PoolWorker):
             device=self._device,
             halted=halted,
         )
-        return _sendable(ended)
+        return sendable(ended)
 
 
-def _interrupted(train: TrainFunction) -> TrainFunction:
+def _compute(device: torch.device) -> None:
+    """Anything. One that is full is not broken."""
+    with suppress(torch.OutOfMemoryError):
+        torch.ones(1, device=device).add_(1).item()
+
+
+def interrupted(train: TrainFunction) -> TrainFunction:
     """A KeyboardInterrupt here is the function's own: Ray would take the call for cancelled."""
 
     def call(ctx: Context) -> None:
@@ -238,13 +255,7 @@ def _interrupted(train: TrainFunction) -> TrainFunction:
     return call
 
 
-def _device() -> torch.device:
-    if torch.cuda.is_available() and ray.get_gpu_ids():
-        return torch.device("cuda")
-    return torch.device("cpu")
-
-
-def _sendable(ended: Ended) -> Ended:
+def sendable(ended: Ended) -> Ended:
     """Errors travel as elastix's own or as text; one that cannot be sent travels as text."""
     error: Any = ended.error
     if not isinstance(error, ElastixError):

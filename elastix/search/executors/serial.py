@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import replace
 
-from elastix.errors import ConfigError
+from elastix.errors import ConfigError, SearchError
 from elastix.search.executors import outside_generators
 from elastix.search.executors.executor import Ended, TrainFunction, Work, WorkReport
-from elastix.search.executors.in_process import execute
+from elastix.search.executors.in_process import computes, execute
 from elastix.search.executors.trial_memory import resident
 from elastix.search.model_sources import StoreDirectory, let_go
 
@@ -19,6 +19,7 @@ _one_at_a_time = threading.RLock()  # random numbers and settings are the proces
 class Local:
     """Runs what was submitted inside of `poll`. Nothing survives a crash of the train function.
 
+    Nor is there another process when a GPU does nothing any more for this one: the campaign ends.
     Campaigns in several threads take turns: two trials at once would share random numbers.
     """
 
@@ -55,10 +56,20 @@ class Local:
         self._waiting.append(work)
 
     def poll(self, timeout_s: float) -> Sequence[WorkReport | Ended]:
-        """Run one piece of work to its end, however long that takes."""
+        """Run one piece of work to its end, however long that takes.
+
+        Raises:
+            SearchError: nothing can be computed in this process any more.
+        """
         del timeout_s
         if not self._waiting or self._train is None:
             return []
+        if not computes():
+            raise SearchError(
+                f"the GPU does nothing any more for this process, in which trials run one after "
+                f"the other: all later ones would fail of that. Trial {self._waiting[0].number} "
+                "was not run, and nothing is lost. Start the script again: its campaign goes on."
+            )
         work = self._waiting.popleft()
         # What the train function does to its config is not what was tried.
         work = replace(work, config=deepcopy(work.config))

@@ -6,6 +6,8 @@ users who want an elastix searcher (elastix.tune).
 """
 
 import base64
+import logging
+import os
 import pickle
 import queue
 import socket
@@ -25,16 +27,21 @@ from elastix.config import ScalingConfig, refuse_crew, refuse_memory
 from elastix.errors import ConfigError, SearchError
 from elastix.search.executors.executor import Ended, EndedKind, TrainFunction, Work, WorkReport
 from elastix.search.executors.in_process import execute
+from elastix.search.executors.pool_worker import interrupted, packed, sendable
 from elastix.search.executors.store_access import StoreAccess
 from elastix.search.model_sources import StoreOpener
 from elastix.train.on_ray.find_ray import hold_ray, let_go_of_ray
+from elastix.train.on_ray.given_device import given_device
 from elastix.train.on_ray.pickled_train import pickle_train
 from elastix.train.on_ray.room import fit_on_nodes
 from elastix.train.record.provenance import Installation, installation, other_code
 
+logger = logging.getLogger(__name__)
+
 _WORK = "elastix_work"
 _ENDED = "elastix_ended"
 _JOIN_S = 60.0
+_ENDING_S = 60.0  # that a train function may take which Tune has stopped
 _OF_TUNE = frozenset((DONE, SHOULD_CHECKPOINT, *AUTO_RESULT_KEYS, *DEBUG_METRICS))
 """Results by which Tune does something: by `done` it ends the trial."""
 
@@ -164,24 +171,54 @@ def _trainable(config: Mapping[str, Any], train: bytes, driver: Installation) ->
     """On the worker: run the work that stands in the configuration."""
     work: Work = _unpack(config[_WORK])
     context = tune.get_context()
+    stopped: list[threading.Timer] = []
+    # Before it gives the process to the next trial Tune waits for this thread, for two seconds. If
+    # that is not through then, Tune drops the next trial without a word to whoever waits for it.
+    os.environ["TUNE_FUNCTION_THREAD_TIMEOUT_S"] = f"{2 * _ENDING_S:.0f}"
 
     def tell(progress: WorkReport) -> None:
+        if stopped:
+            return
         shown = {k: v for k, v in progress.metrics.items() if k not in _OF_TUNE}
         values = {k: v for k, v in shown.items() if isinstance(v, int | float)}
-        tune.report({**values, "elastix_seq": progress.seq, "elastix_all": _pack(progress)})
+        try:
+            tune.report({**values, "elastix_seq": progress.seq, "elastix_all": _pack(progress)})
+        except SystemExit:  # by which Tune stops it
+            stopped.append(threading.Timer(_ENDING_S, os._exit, (1,)))
+            stopped[-1].daemon = True
+            stopped[-1].start()
+            raise
 
     worker = f"tune trial {context.get_trial_id()}"
-    refused = other_code(driver, f"host {socket.gethostname()} (of {worker})")
+    refused = other_code(driver, installation(), f"host {socket.gethostname()} (of {worker})")
     if refused is None:
-        ended = execute(ray.cloudpickle.loads(train), work, worker=worker, tell=tell)
+        function = interrupted(ray.cloudpickle.loads(train))
+        ended = execute(
+            function,
+            work,
+            worker=worker,
+            tell=tell,
+            device=given_device(),
+            halted=lambda: bool(stopped),
+        )
+        ended = sendable(ended)
     else:
         kind, why = EndedKind.RAISED, str(refused)
         ended = Ended(number=work.number, kind=kind, error=refused, summary=why, worker=worker)
-    tune.report({_ENDED: _pack(ended), "elastix_seq": -1})
+    for timer in stopped:
+        timer.cancel()
+    try:
+        if stopped:  # nobody hears anything of it
+            raise SystemExit(0)
+        tune.report({_ENDED: _pack(ended), "elastix_seq": -1})
+    finally:
+        if ended.spent:  # Tune has heard of it, and would give this process its next trial
+            logger.warning("%s ends its process, for which its GPU does nothing any more", worker)
+            os._exit(1)
 
 
-def _pack(value: Any) -> str:  # noqa: ANN401 - ours
-    return base64.b64encode(pickle.dumps(value)).decode()
+def _pack(value: Work | News) -> str:
+    return base64.b64encode(packed(value)).decode()
 
 
 def _unpack(text: str) -> Any:  # noqa: ANN401 - ours
@@ -288,8 +325,10 @@ class _Halting(FIFOScheduler):
         self._works = works
 
     def on_trial_result(self, tune_controller: Any, trial: Any, result: Any) -> str:  # noqa: ANN401
-        del tune_controller, result
+        del tune_controller
         number = self._works.number(trial.trial_id)
+        if _ENDED in result:  # it ends by itself, and so does its process if that is spent
+            return str(TrialScheduler.CONTINUE)
         if self._works.finished or number in self._works.halted:
             return str(TrialScheduler.STOP)
         return str(TrialScheduler.CONTINUE)

@@ -11,7 +11,7 @@ import os
 import threading
 import time
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -85,6 +85,7 @@ class RunRequest:
         code: digest of the train function, which lies beside the journal.
         placement: of the founders: one group for all, or one for each if workers are crews.
         size: how many these are.
+        avoided: nodes that are known to have other elastix code.
         driver: the elastix that it has.
     """
 
@@ -105,6 +106,7 @@ class RunRequest:
     model_source: ModelSource | None = None
     until_reports: int | None = None
     order_seed: int | None = None
+    avoided: Collection[str] = ()
     driver: Installation = field(default_factory=installation)
     secret: bytes = field(default_factory=draw_secret, repr=False)  # the same if Ray restarts it
 
@@ -179,7 +181,7 @@ class Controller(Shell):
         plan = self._plan
         (group,) = plan.placement
         wanted = plan.scaling.resources_per_worker
-        self._slots = Slots(group, plan.size, most, wanted, plan.run_id)
+        self._slots = Slots(group, plan.size, most, wanted, plan.run_id, plan.avoided)
 
     def __repr__(self) -> str:
         newest = self._conductor.membership
@@ -229,7 +231,7 @@ class Controller(Shell):
             raise OtherCode(
                 f"the driver has elastix {plan.driver}, and Ray's workers have {installation()}: "
                 "what one of them sends, the other could take for something else. Nothing was "
-                f"trained. {how_to_have_one(plan.driver)}"
+                f"trained. {how_to_have_one(plan.driver, installation())}"
             )
         warn_of_other(plan.driver, "the new controller")
         self._train = read_code(plan.directory / TRAIN, plan.code)

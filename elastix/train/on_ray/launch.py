@@ -99,13 +99,16 @@ class Launch:
                 return self._follow(controller, history(self._directory, attached=True))
             if refusal is not None:
                 self._own(held, _HEARS_S)  # its run has ended since, or it is refused once more
-            most = check_capacity(self._asked.scaling)
+            avoided = self._asked.avoided
+            most = check_capacity(self._asked.scaling, avoided)
             takeover.sweep(self._id)
             self._directory.mkdir(parents=True, exist_ok=True)
             keep_code(self._directory / TRAIN, self._train)
             lifetime: Literal["detached"] | None = "detached" if self._asked.run.detached else None
             timeout_s = self._asked.failure.start_timeout_s
-            groups, size = reserve(self._id, self._asked.scaling, most, timeout_s, lifetime)
+            groups, size = reserve(
+                self._id, self._asked.scaling, most, timeout_s, lifetime, avoided
+            )
             try:
                 before = history(self._directory)
                 using = {**versions(), "ray": ray.__version__}
@@ -194,6 +197,7 @@ class Launch:
             model_source=self._asked.model_source,
             until_reports=self._asked.until_reports,
             order_seed=self._asked.order_seed,
+            avoided=self._asked.avoided,
         )
         here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=True)
         lead = CrewController if self._asked.scaling.crew else Controller

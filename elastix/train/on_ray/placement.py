@@ -67,7 +67,83 @@ def groups_named(prefix: str) -> list[PlacementGroup]:
     return found
 
 
-class Slots:
+class _Room:
+    """What both kinds of slots have in common: notices, and nodes that have other elastix code.
+
+    Args:
+        slots: the founders'.
+        missing: how many groups of its own the run would use beside if there were room.
+        name: of the run; its further groups are detached and named after it, so that they stay
+            if the controller's process dies.
+        avoided: nodes that are known to have other elastix code.
+
+    Attributes:
+        draining: nodes that are to be taken away (preempted, or idle for the autoscaler), by id,
+            as Ray says, or somebody else whom `look` is told of.
+        nodes: where there are slots that nobody uses.
+    """
+
+    def __init__(
+        self, slots: list[Slot], missing: int, name: str, avoided: Collection[str]
+    ) -> None:
+        self.draining: set[str] = set()
+        self.nodes: set[str] = set()
+        self._refused = Refused("run", avoided)
+        self._missing = missing
+        self._name = name
+        self._lock = threading.Lock()
+        self._free: list[Slot] = []
+        self._resting = slots  # nobody's, and not to be used as far as is known
+        self._own: list[PlacementGroup] = []  # all but the founders'
+        self._left: list[Slot] = []  # founders', on nodes to be taken away; others are requested
+        self._noticed: set[str] | None = set()  # None: what was requested is of another controller
+        self._looked = 0.0
+
+    def give_back(self, slot: Slot) -> None:
+        """The slot's process is gone."""
+        with self._lock:
+            self._looked = 0.0
+            self._resting.append(slot)  # Ray moves the bundle when the node is gone
+
+    def welcome(self) -> None:
+        """A worker has the driver's elastix code: not all nodes that come have another one."""
+        self._refused.in_row = 0
+
+    def avoid(self, node: str) -> bool:
+        """Start nobody on that node any more; False if this was known. Who is there may stay."""
+        with self._lock:
+            new = self._refused.add(node)
+            self._looked = 0.0
+            self._resting += self._free  # some may be there
+            self._free = []
+            return new
+
+    def look(self, noticed: Collection[str] = ()) -> None:
+        """See what has changed on the cluster, and ask it for what is missing.
+
+        Asks Ray, which takes some milliseconds, twice a second however often it is called.
+
+        Args:
+            noticed: nodes that are to be taken away, beside those that Ray knows of.
+        """
+        if time.monotonic() - self._looked < _LOOK_S:
+            return
+        self._looked = time.monotonic()
+        draining = draining_nodes() | set(noticed)
+        self._look(draining, {*noticed, *self._refused.nodes}, draining | self._refused.nodes)
+
+    def _look(self, draining: set[str], noticed: set[str], avoided: set[str]) -> None:
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """Let go of all room but the founders'. Ends what runs there."""
+        with self._lock:
+            own, self._own, self._resting, self._free = self._own, [], [], []
+        for group in own:
+            remove_placement_group(group)
+
+
+class Slots(_Room):
     """All room that a run may use.
 
     Args:
@@ -75,13 +151,7 @@ class Slots:
         size: its bundles.
         most: slots that the run would use if there were room.
         wanted: what a worker occupies.
-        name: of the run; its further groups are detached and named after it, so that they stay
-            if the controller's process dies.
-
-    Attributes:
-        draining: nodes that are to be taken away (preempted, or idle for the autoscaler), by id,
-            as Ray says, or somebody else whom `look` is told of.
-        nodes: where there are slots that nobody uses.
+        name, avoided: see _Room.
     """
 
     def __init__(
@@ -91,21 +161,13 @@ class Slots:
         most: int,
         wanted: Mapping[str, float],
         name: str,
+        avoided: Collection[str] = (),
     ) -> None:
-        self.draining: set[str] = set()
-        self.nodes: set[str] = set()
-        self._refused = _Refused()
+        slots = [Slot(founding, bundle, founding=True) for bundle in reversed(range(size))]
+        super().__init__([], most - size, name, avoided)
+        self._free = slots  # they are there
         self._wanted = dict(wanted)
-        self._name = name
-        self._lock = threading.Lock()
-        self._free = [Slot(founding, bundle, founding=True) for bundle in reversed(range(size))]
         self._requested: list[PlacementGroup] = []
-        self._own: list[PlacementGroup] = []  # all but the founders'
-        self._missing = most - size
-        self._resting: list[Slot] = []  # nobody's, and not to be used as far as is known
-        self._left: list[Slot] = []  # founders', on nodes to be taken away; others are requested
-        self._noticed: set[str] | None = set()  # None: what was requested is of another controller
-        self._looked = 0.0
 
     def take_over(self, used: Sequence[Slot], unused: int = 0) -> None:
         """Another controller had these slots, and its workers live in them.
@@ -147,44 +209,13 @@ class Slots:
         with self._lock:
             return self._free.pop() if self._free else None
 
-    def give_back(self, slot: Slot) -> None:
-        """The slot's worker is gone."""
-        with self._lock:
-            self._looked = 0.0
-            self._resting.append(slot)  # Ray moves the bundle when the node is gone
-
     def drop(self, slot: Slot) -> None:
         """The slot's worker is gone, and no other is to take its place."""
         if not slot.founding:
             with self._lock:
                 self._remove(slot.group)
 
-    def welcome(self) -> None:
-        """A worker has the driver's elastix code: not all nodes that come have another one."""
-        self._refused.in_row = 0
-
-    def avoid(self, node: str) -> bool:
-        """Start nobody on that node any more; False if this was known. Who is there may stay."""
-        with self._lock:
-            new = self._refused.add(node)
-            self._looked = 0.0
-            self._resting += self._free  # some may be there
-            self._free = []
-            return new
-
-    def look(self, noticed: Collection[str] = ()) -> None:
-        """See what has changed on the cluster, and ask it for what is missing.
-
-        Asks Ray, which takes some milliseconds, twice a second however often it is called.
-
-        Args:
-            noticed: nodes that are to be taken away, beside those that Ray knows of.
-        """
-        if time.monotonic() - self._looked < _LOOK_S:
-            return
-        self._looked = time.monotonic()
-        draining, noticed = draining_nodes() | set(noticed), {*noticed, *self._refused.nodes}
-        avoided = draining | self._refused.nodes
+    def _look(self, draining: set[str], noticed: set[str], avoided: set[str]) -> None:
         created = [g for g in self._requested if placement_group_table(g)["state"] == "CREATED"]
         with self._lock:
             self._resting += [Slot(group, 0) for group in created]
@@ -232,17 +263,16 @@ class Slots:
             self._missing -= 1
 
     def close(self) -> None:
-        """Let go of all room but the founders'. Ends what runs there."""
-        for group in list(self._own):
-            self._remove(group)
-        self._requested, self._free = [], []
+        """See _Room."""
+        super().close()
+        self._requested = []
 
     def _remove(self, group: PlacementGroup) -> None:
         self._own = [own for own in self._own if own.id != group.id]
         remove_placement_group(group)
 
 
-class CrewSlots:
+class CrewSlots(_Room):
     """All room that a run may use whose workers are crews, by process.
 
     A bundle is used again when its process has ended, beside mates that live on. So it is looked at
@@ -254,10 +284,7 @@ class CrewSlots:
         size: processes of a worker.
         most: workers that the run would have if there were room.
         strategy: of each group.
-        name: as for Slots.
-
-    Attributes:
-        draining, nodes: as of Slots.
+        name, avoided: see _Room.
     """
 
     def __init__(
@@ -268,21 +295,12 @@ class CrewSlots:
         most: int,
         strategy: str,
         name: str,
+        avoided: Collection[str] = (),
     ) -> None:
-        self.draining: set[str] = set()
-        self.nodes: set[str] = set()
-        self._refused = _Refused()
+        slots = [Slot(g, b, founding=True) for g in founding for b in range(size)]
+        super().__init__(slots, most - len(founding), name, avoided)
         self._bundles = [dict(bundle)] * size
         self._strategy = strategy
-        self._name = name
-        self._lock = threading.Lock()
-        self._free: list[Slot] = []
-        self._unseen = [Slot(g, b, founding=True) for g in founding for b in range(size)]
-        self._own: list[PlacementGroup] = []  # all but the founders'
-        self._left: list[Slot] = []  # founders', on nodes to be taken away; others are requested
-        self._noticed: set[str] | None = set()  # None: what was requested is of another controller
-        self._missing = most - len(founding)
-        self._looked = 0.0
 
     def take_over(self, used: Sequence[Slot], unused: int = 0) -> None:
         """As Slots.take_over; of processes."""
@@ -292,12 +310,12 @@ class CrewSlots:
             self._noticed = None
             self._own += own
             self._missing -= len(own)
-            self._unseen += [Slot(group, n) for group in own for n in range(len(self._bundles))]
-            unseen = {(slot.group.id, slot.bundle): slot for slot in self._unseen}
+            self._resting += [Slot(group, n) for group in own for n in range(len(self._bundles))]
+            unseen = {(slot.group.id, slot.bundle): slot for slot in self._resting}
             idle = [slot for where, slot in unseen.items() if where not in taken]
             there = {group for group, _ in taken}  # beside those who are left, others were lost
             idle.sort(key=lambda slot: slot.group.id not in there)
-            self._unseen = idle[unused:]
+            self._resting = idle[unused:]
 
     def free(self) -> list[Slot]:
         """Where processes can be started now."""
@@ -309,41 +327,16 @@ class CrewSlots:
         """How many further ones there would be if the cluster had room."""
         with self._lock:
             asks = 0 if self._refused.too_many else max(0, self._missing)
-            return len(self._unseen) + asks * len(self._bundles)
+            return len(self._resting) + asks * len(self._bundles)
 
     def take(self, slot: Slot) -> None:
         """A process is started there."""
         with self._lock:
             self._free.remove(slot)
 
-    def give_back(self, slot: Slot) -> None:
-        """The slot's process is gone."""
+    def _look(self, draining: set[str], noticed: set[str], avoided: set[str]) -> None:
         with self._lock:
-            self._unseen.append(slot)
-            self._looked = 0.0
-
-    def welcome(self) -> None:
-        """As Slots.welcome."""
-        self._refused.in_row = 0
-
-    def avoid(self, node: str) -> bool:
-        """As Slots.avoid."""
-        with self._lock:
-            new = self._refused.add(node)
-            self._looked = 0.0
-            self._unseen += self._free
-            self._free = []
-            return new
-
-    def look(self, noticed: Collection[str] = ()) -> None:
-        """See what has changed on the cluster; as Slots.look."""
-        if time.monotonic() - self._looked < _LOOK_S:
-            return
-        self._looked = time.monotonic()
-        draining, noticed = draining_nodes() | set(noticed), {*noticed, *self._refused.nodes}
-        avoided = draining | self._refused.nodes
-        with self._lock:
-            idle = [*self._free, *self._unseen, *self._left]
+            idle = [*self._free, *self._resting, *self._left]
         where = {slot.group.id: _nodes(slot.group) for slot in idle}
         there = {node for nodes in where.values() for node in nodes.values()} - {""}
         usable = _usable(there, avoided)
@@ -351,13 +344,13 @@ class CrewSlots:
             self.draining, self.nodes = draining, there
             idle = [
                 replace(slot, node=where.get(slot.group.id, {}).get(slot.bundle, ""))
-                for slot in (*self._free, *self._unseen)
+                for slot in (*self._free, *self._resting)
             ]
             self._free = [slot for slot in idle if slot.node in usable]
-            self._unseen = [slot for slot in idle if slot.node not in usable]
+            self._resting = [slot for slot in idle if slot.node not in usable]
             self._leave(where, usable, avoided, again=self._noticed != noticed)
             self._noticed = noticed
-            waiting = len({slot.group.id for slot in self._unseen})
+            waiting = len({slot.group.id for slot in self._resting})
             asked = _to_ask(self._missing, waiting, self._refused)
             self._missing -= asked
         requested = [
@@ -366,7 +359,7 @@ class CrewSlots:
         with self._lock:
             self._own += requested
             for group in requested:
-                self._unseen += [Slot(group, bundle) for bundle in range(len(self._bundles))]
+                self._resting += [Slot(group, bundle) for bundle in range(len(self._bundles))]
 
     def _leave(
         self,
@@ -386,7 +379,7 @@ class CrewSlots:
             again: what is not there yet is requested anew as well.
         """
         groups: dict[PlacementGroup, list[Slot]] = {}
-        for slot in (*self._free, *self._unseen):
+        for slot in (*self._free, *self._resting):
             groups.setdefault(slot.group, []).append(slot)
         whole = {
             group: slots for group, slots in groups.items() if len(slots) == len(self._bundles)
@@ -405,14 +398,14 @@ class CrewSlots:
                 self._give_up(*pending.pop())
             if self._missing < 1:
                 break  # there is another in its place
-            self._unseen += [slot for slot in self._left if slot.group == group]
+            self._resting += [slot for slot in self._left if slot.group == group]
             self._left = [slot for slot in self._left if slot.group != group]
             self._missing -= 1
 
     def _give_up(self, group: PlacementGroup, slots: Sequence[Slot]) -> None:
         """Another one is to be requested in place of this group, which nobody uses."""
         self._free = [slot for slot in self._free if slot not in slots]
-        self._unseen = [slot for slot in self._unseen if slot not in slots]
+        self._resting = [slot for slot in self._resting if slot not in slots]
         self._missing += 1
         if slots[0].founding:
             self._left += slots
@@ -420,40 +413,38 @@ class CrewSlots:
             self._own = [own for own in self._own if own.id != group.id]
             remove_placement_group(group)
 
-    def close(self) -> None:
-        """Let go of all room but the founders'. Ends what runs there."""
-        with self._lock:
-            own, self._own, self._unseen, self._free = self._own, [], [], []
-        for group in own:
-            remove_placement_group(group)
-
-
-def asks_no_more(in_row: int) -> bool:
-    """Whether so many nodes had other elastix code that further ones will have it as well."""
-    return in_row >= _REFUSED
-
 
 def elsewhere(avoided: Collection[str]) -> dict[str, str]:
     """A label selector of all nodes but these."""
     return {"ray.io/node-id": f"!in({','.join(sorted(avoided))})"}
 
 
-class _Refused:
+def bundles_elsewhere(avoided: Collection[str], bundles: int) -> dict[str, Any]:
+    """What a placement group of so many bundles is asked for with, so that it is not there."""
+    return {"bundle_label_selector": [elsewhere(avoided)] * bundles} if avoided else {}
+
+
+class Refused:
     """Nodes with other elastix code.
+
+    Args:
+        what: asks for room, a run or a campaign.
+        known: nodes that are known to have it.
 
     Attributes:
         nodes: by id.
         in_row: how many there were since a worker was welcomed.
     """
 
-    def __init__(self) -> None:
-        self.nodes: set[str] = set()
+    def __init__(self, what: str, known: Collection[str] = ()) -> None:
+        self.nodes = set(known)
         self.in_row = 0
+        self._what = what
 
     @property
     def too_many(self) -> bool:
-        """Whether no further room is to be asked for."""
-        return asks_no_more(self.in_row)
+        """Whether no further room is to be asked for: whoever brings nodes has no others."""
+        return self.in_row >= _REFUSED
 
     def add(self, node: str) -> bool:
         """Note one; whether that is new."""
@@ -463,16 +454,15 @@ class _Refused:
         self.in_row += 1
         if self.in_row == _REFUSED:
             logger.error(
-                "%d nodes in a row had other elastix code than the driver. The run asks for no "
+                "%d nodes in a row had other elastix code than the driver. The %s asks for no "
                 "further room, and goes on with the workers that it has. Install the same elastix "
-                "where nodes are made, and start the run again: it goes on from its last stored "
-                "State.",
-                self.in_row,
+                "where nodes are made, and start the %s again: it goes on from where it is.",
+                *(self.in_row, self._what, self._what),
             )
         return True
 
 
-def _to_ask(missing: int, waiting: int, refused: _Refused) -> int:
+def _to_ask(missing: int, waiting: int, refused: Refused) -> int:
     """How many to request now, of those that are missing, while others are waited for.
 
     `missing` is below 0 where others stand for founders' room that is usable as far as is known:
@@ -489,15 +479,12 @@ def _request(
     bundles: Sequence[Mapping[str, float]], strategy: str, name: str, avoided: Collection[str]
 ) -> PlacementGroup:
     """A further group of a run, detached, on none of the nodes that are to be avoided."""
-    options: dict[str, Any] = {}
-    if avoided:
-        options["bundle_label_selector"] = [elsewhere(avoided)] * len(bundles)
     group: PlacementGroup = placement_group(
         [dict(bundle) for bundle in bundles],
         strategy=strategy,
         name=f"{name}{SLOT}{secrets.token_hex(4)}",
         lifetime="detached",
-        **options,
+        **bundles_elsewhere(avoided, len(bundles)),
     )
     return group
 

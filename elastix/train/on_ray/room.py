@@ -16,18 +16,19 @@ from elastix.config import ScalingConfig
 from elastix.errors import ConfigError, QuorumLost
 from elastix.train.on_ray import takeover
 from elastix.train.on_ray.crew_controller import crew_strategy
+from elastix.train.on_ray.placement import bundles_elsewhere
 
 _PATIENCE_S = 5.0
 _SHARES = (4.0, 2.0, 1.0, 0.5, 0.25, 0.1)  # of a node's CPUs or GPUs, that people ask for
 
 
-def check_capacity(scaling: ScalingConfig) -> int:
-    """How many workers the cluster could hold if nothing else ran there.
+def check_capacity(scaling: ScalingConfig, avoided: Collection[str] = ()) -> int:
+    """How many workers the cluster could hold if nothing else ran there; see fit_on_nodes.
 
     Raises:
         ConfigError: fewer than the minimum.
     """
-    room = fit_on_nodes(scaling)
+    room = fit_on_nodes(scaling, avoided)
     if room >= scaling.min_workers:
         return room
     nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
@@ -84,6 +85,7 @@ def reserve(
     room: int,
     timeout_s: float,
     lifetime: Literal["detached"] | None,
+    avoided: Collection[str] = (),
 ) -> tuple[tuple[PlacementGroup, ...], int]:
     """Room for as many workers as fit now, at least the minimum: of crews a group for each."""
     wanted = scaling.resources_per_worker
@@ -107,6 +109,7 @@ def reserve(
                         strategy=strategy,
                         name=takeover.room_name(run),
                         lifetime=lifetime,
+                        **bundles_elsewhere(avoided, bundles),
                     )
                 )
             until = time.monotonic() + patience_s

@@ -1,6 +1,6 @@
 """What a run was asked to be: an ElasticTrainer's arguments, checked. Needs no Ray."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,7 +29,7 @@ UNPICKLABLE = (TypeError, AttributeError, ValueError, RuntimeError)
 
 @dataclass(frozen=True, kw_only=True)
 class RunSettings:
-    """See ElasticTrainer; the last four are those of a trial."""
+    """See ElasticTrainer; the last five are those of a trial, see `ElasticTrainer.as_trial`."""
 
     config: dict[str, Any]
     scaling: ScalingConfig
@@ -46,6 +46,7 @@ class RunSettings:
     until_reports: int | None = None
     watch: Watch | None = None
     order_seed: int | None = None
+    avoided: Collection[str] = ()
 
     @property
     def directory(self) -> Path:

@@ -4,7 +4,7 @@ A run that is finished is told of without Ray: what needs it is imported once th
 left to do.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pickle import PicklingError
 from typing import TYPE_CHECKING, Any, Self
@@ -106,6 +106,7 @@ class ElasticTrainer:
         until_reports: int | None,
         watch: Watch,
         order_seed: int | None = None,
+        avoided: Collection[str] = (),
     ) -> Self:
         """Make this a trial of a campaign.
 
@@ -115,6 +116,7 @@ class ElasticTrainer:
             watch: is called about once a second with what has happened since; may raise
                 KeyboardInterrupt to end the run.
             order_seed: of the order of samples; the run's own by default.
+            avoided: nodes that are known to have other elastix code.
         """
         refuse_crew(self._asked.scaling, "trials of a campaign")
         self._asked = replace(
@@ -123,6 +125,7 @@ class ElasticTrainer:
             until_reports=until_reports,
             watch=watch,
             order_seed=order_seed,
+            avoided=avoided,
         )
         return self
 

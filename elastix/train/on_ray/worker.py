@@ -51,9 +51,11 @@ from elastix.train.control.messages import (
     WatchNeighbour,
 )
 from elastix.train.on_ray import affinity, lifeline
+from elastix.train.on_ray.given_device import given_device
 from elastix.train.on_ray.placement import SLOT, Slot
 from elastix.train.on_ray.takeover import Presence, remove_groups, run_id
-from elastix.train.record.provenance import Installation, other_code
+from elastix.train.record.provenance import Installation, installation, other_code
+from elastix.train.replica.device_failures import is_device_failure
 from elastix.train.replica.link import FollowersLink, Life, Link
 from elastix.train.replica.member import Member
 from elastix.train.replica.notice import on_notice
@@ -389,7 +391,9 @@ class Worker:
             outcome = self._train(life, mine)
         except BaseException as error:  # noqa: BLE001 - the border of the process: all is reported
             text = traceback.format_exc()
-            outcome = Outcome(kind=OutcomeKind.RAISED, summary=repr(error), traceback=text)
+            failed = is_device_failure(error)  # before the function began
+            kind = OutcomeKind.DEVICE_FAILED if failed else OutcomeKind.RAISED
+            outcome = Outcome(kind=kind, summary=repr(error), traceback=text)
         if outcome.kind is OutcomeKind.FREE:
             mine.member = mine.link = None  # nothing of it is needed any more
         with self._news:
@@ -407,20 +411,21 @@ class Worker:
             node = ray.get_runtime_context().get_node_id()
             nccl.settle_environment(f"{node}-{os.getpid()}" if self.job.shares_gpu else "")
         if self.job.affinity:
-            affinity.bind(self._process, _device().index)
+            affinity.bind(self._process, given_device().index)
         torch.set_num_threads(self.job.threads)
         import_frozen("torch._dynamo")  # making the first optimizer imports it, in most of a second
         self.lifeline = lifeline.hold()
 
     def _train(self, life: Life, mine: _Life) -> Outcome:
         node = ray.get_runtime_context().get_node_id()
-        refused = other_code(self.job.driver, f"node {node} (of worker {life.worker})")
+        who = f"node {node} (of worker {life.worker})"
+        refused = other_code(self.job.driver, installation(), who, node)
         if refused is not None:
             return Outcome(
                 kind=OutcomeKind.OTHER_CODE, error=refused, summary=str(refused), node=node
             )
         self._warm_up()
-        device = _device()
+        device = given_device()
         settings = life.settings
         link = ControllerLink(partial(self._tell, life.worker), self, str(device))
         wiring = Wiring(
@@ -484,15 +489,3 @@ class Worker:
             if time.monotonic() - measured >= EVERY_S:
                 measured = time.monotonic()
                 link.send(Measured(usage.measure()))
-
-
-def _device() -> torch.device:
-    """The first GPU that Ray gave this process, if any, which is made torch's current one."""
-    given = ray.get_gpu_ids()
-    if not given or not torch.cuda.is_available():
-        return torch.device("cpu")
-    # Ray hides all others, so that it comes first, unless it was told not to.
-    hides = os.environ.get("RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES", "") in ("", "0")
-    device = torch.device("cuda", 0 if hides else int(given[0]))
-    torch.cuda.set_device(device)
-    return device

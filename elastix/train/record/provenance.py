@@ -74,21 +74,32 @@ def warn_of_other(driver: Installation, who: str) -> None:
         )
 
 
-def other_code(driver: Installation, who: str) -> OtherCode | None:
-    """Why a process that would take part is refused, if it has another elastix than the driver."""
-    if (here := installation()).is_same(driver):
+def other_code(
+    driver: Installation, has: Installation | None, who: str, node: str = ""
+) -> OtherCode | None:
+    """Why a process that would take part is refused, if it has another elastix than the driver.
+
+    Args:
+        driver: what the driver has.
+        has: what that process has; None: one that is too old, or too new, to say so.
+        who: the process, for people.
+        node: of it; see OtherCode.
+    """
+    if has is not None and has.is_same(driver):
         return None
+    other = "another elastix, which does not say what it is" if has is None else f"elastix {has}"
     return OtherCode(
-        f"{who} has elastix {here}, and the driver has {driver}: what one of them sends, the other "
+        f"{who} has {other}, and the driver has {driver}: what one of them sends, the other "
         "could take for something else, or compute otherwise. Nothing is trained there. "
-        f"{how_to_have_one(driver)}"
+        f"{how_to_have_one(driver, has)}",
+        node=node,
     )
 
 
-def how_to_have_one(driver: Installation) -> str:
-    """What to do about it, if this process has another elastix than the driver."""
+def how_to_have_one(driver: Installation, other: Installation | None) -> str:
+    """What to do about it, if a process has another elastix than the driver."""
     cure = "Install the same on all nodes, or give Ray's workers the driver's by runtime_env."
-    if installation().directory != driver.directory:
+    if other is None or other.directory != driver.directory:
         return cure
     changed = "If that is one directory, it was changed since the driver began: start that again."
     return f"{changed} {cure}"

@@ -1,8 +1,10 @@
 """What is made of the events of a trial that is a group of workers. No Ray."""
 
+import cloudpickle
 import pytest
 
 from elastix.config import CheckpointConfig, FailureConfig, ScalingConfig
+from elastix.errors import ConfigError, ControllerLost, QuorumLost
 from elastix.events import Reported, StateStored
 from elastix.observe.journal import Journal
 from elastix.search.executors import group_worker
@@ -72,3 +74,62 @@ def test_of_a_trial_that_is_halted_all_that_it_has_done_counts(tmp_path, monkeyp
     ended = _Run(work, Reports(), lambda: True).carry_out(print, *settings, worker="w")
     assert (ended.kind, ended.epochs) == (EndedKind.HALTED, 2.0)
     assert ended.results == {0: {"score": 0.1}, 1: {"score": 0.2}}
+
+
+class Raises:
+    """In place of a run that ends so, once its journal had so many events."""
+
+    def __init__(self, error, events):
+        self.error, self.events = error, events
+
+    def __call__(self, *_, **__):
+        return self
+
+    def as_trial(self, source, until_reports, watch, **_):
+        self.watch = watch
+        return self
+
+    def fit(self):
+        self.watch(self.events)
+        raise self.error
+
+
+BEGAN = [reported(0, 0.1)]
+
+
+@pytest.mark.parametrize(
+    ("error", "events", "room", "kind"),
+    [
+        (QuorumLost("no room"), [], 2, "returned"),
+        (QuorumLost("too few are left"), BEGAN, 2, "lost"),
+        (ConfigError("can never be placed"), [], 1, "returned"),  # a node is gone
+        (ConfigError("the config is no JSON"), [], 2, "raised"),
+        (ConfigError("a wrong call in the train function"), BEGAN, 1, "raised"),
+        (ControllerLost("its node is gone"), BEGAN, 2, "lost"),
+        (ControllerLost("its node is gone"), [], 2, "lost"),
+    ],
+)
+def test_a_trial_that_had_no_room_has_not_begun_and_is_no_bad_one(
+    error, events, room, kind, tmp_path, monkeypatch
+):
+    """All that were to run after a node was gone had failed at once."""
+    monkeypatch.setattr(group_worker, "ElasticTrainer", Raises(error, events))
+    monkeypatch.setattr(group_worker, "fit_on_nodes", lambda *_: room)
+    work = Work(number=7, name="a-00007", config={}, seed=2)
+    scaling = ScalingConfig(num_workers=2)
+    settings = (scaling, CheckpointConfig(), FailureConfig(), str(tmp_path))
+    run = _Run(work, Reports(), lambda: False)
+    ended = run.carry_out(print, *settings, worker="w", avoided=("other",))
+    assert (ended.kind, ended.summary) == (kind, str(error))
+
+
+def test_a_trial_waits_for_a_node_in_place_of_one_that_is_gone(monkeypatch):
+    room = iter([0, 1, 1, 2])
+    monkeypatch.setattr(group_worker, "fit_on_nodes", lambda *_: next(room))
+    monkeypatch.setattr(group_worker, "_LOOK_S", 0.0)
+    monkeypatch.setattr(_Run, "carry_out", lambda *_, **given: given["avoided"])
+    settings = (ScalingConfig(num_workers=2), CheckpointConfig(), FailureConfig(), "runs")
+    worker = group_worker.GroupWorker(0, cloudpickle.dumps(None), *settings)
+    work = Work(number=7, name="a-00007", config={}, seed=2)
+    assert worker._carry_out(work, lambda: False, ("other",)) == ("other",)
+    assert next(room, None) is None

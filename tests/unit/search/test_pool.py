@@ -2,20 +2,32 @@
 
 import time
 from collections import deque
+from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import ray
 
 from elastix.config import ScalingConfig
-from elastix.errors import ConfigError, OtherCode
-from elastix.observe.journal import Tail
+from elastix.errors import ConfigError, OtherCode, SearchError
+from elastix.events import Reported
+from elastix.observe.journal import Journal, Tail
 from elastix.observe.ray_death_messages import GroupDeaths
 from elastix.observe.sealed_lines import seal
+from elastix.search.executors import pool as pool_module
 from elastix.search.executors.executor import Ended, EndedKind, Work, WorkReport
+from elastix.search.executors.failing_gpus import FailingGpus
+from elastix.search.executors.group_worker import journal_of
 from elastix.search.executors.in_process import execute
 from elastix.search.executors.packer import Placement
 from elastix.search.executors.pool import Pool, _Given, _WorkerHandle
 from elastix.search.executors.pool_worker import Hello, packed
+from elastix.train.record.provenance import installation
+
+
+def hello(node="n", **fields):
+    fields = {"host": node, "installation": installation(), **fields}
+    return Hello(node=node, pid=1, **fields)
 
 
 def given(number, ref):
@@ -27,7 +39,7 @@ def test_reports_of_a_run_that_has_ended_are_no_news():
     """The trial is about to run again, and these would count among what it reports then."""
     pool, report = Pool(), WorkReport(number=7, seq=0, metrics={"score": 1.0})
     first, second = given(7, "first"), given(8, "second")
-    said = Hello(node="n", pid=1, host="n")
+    said = hello()
     handle = _WorkerHandle(0, None, "greeting", hello=said, inhand=deque([first, second]))
     handle.asked, handle.asked_of = "asked", first
     ended = Ended(number=7, kind=EndedKind.RAISED, results={0: report.metrics})
@@ -67,7 +79,7 @@ def test_the_pool_goes_on_where_the_journal_of_a_group_is_of_a_later_version(tmp
 
 def test_a_trial_that_waits_for_memory_is_held_back():
     pool = Pool(scaling=ScalingConfig(memory_per_worker=600))
-    said = Hello(node="n", pid=1, host="n", idle_bytes=1, capacity_bytes=1000)
+    said = hello(idle_bytes=1, capacity_bytes=1000)
     for number in range(2):
         pool._handles[number] = _WorkerHandle(number, Deaf(), "greeting", hello=said)
         pool._packer.enter(number, "n", idle=1, capacity=1000)
@@ -80,7 +92,7 @@ def test_a_trial_that_is_queued_behind_another_has_not_started():
     """Its worker may die before, and others have it then: it is never said to run meanwhile."""
     pool = Pool()
     pool._usual_s = 0.01  # short work is queued
-    said = Hello(node="n", pid=1, host="n", idle_bytes=1, capacity_bytes=1000)
+    said = hello(idle_bytes=1, capacity_bytes=1000)
     pool._handles[0] = _WorkerHandle(0, Deaf(), "greeting", hello=said)
     pool._packer.enter(0, "n", idle=1, capacity=1000)
     for number in (7, 8):
@@ -92,7 +104,7 @@ def test_a_trial_that_is_queued_behind_another_has_not_started():
 def with_workers(*numbers):
     pool = Pool()
     pool._usual_s = 0.001  # what is very short is queued
-    said = Hello(node="n", pid=1, host="n", idle_bytes=1, capacity_bytes=1000)
+    said = hello(idle_bytes=1, capacity_bytes=1000)
     for number in numbers:
         pool._handles[number] = _WorkerHandle(number, Deaf(), "greeting", hello=said)
         pool._packer.enter(number, "n", idle=1, capacity=1000)
@@ -254,7 +266,8 @@ def nodes(*names):
     return [{"Alive": True, "NodeID": name, "Resources": {"CPU": 1.0}} for name in names]
 
 
-OTHER = OtherCode("node other has elastix 9, and the driver has 8")
+HERE = installation()
+OTHER = replace(HERE, version="9", digest="other")
 
 
 @pytest.fixture
@@ -278,7 +291,7 @@ def asked_of_ray(monkeypatch):
 
 def turn_away(pool, number, node="other"):
     handle = pool._handles[number] = _WorkerHandle(number, Deaf(), f"greeting {number}")
-    said = Hello(node=node, pid=1, host=node, refused=OTHER)
+    said = Hello(node=node, pid=1, host=node, installation=OTHER)
     return pool._take(handle, handle.greeting, said)
 
 
@@ -290,7 +303,7 @@ def test_a_worker_with_other_code_is_given_nothing_and_nobody_is_started_there(
         assert turn_away(pool, number) == []
     assert list(pool._handles) == [0]
     assert pool.room == 8  # of the one that is left
-    assert caplog.text.count("node other has elastix 9") == 1
+    assert caplog.text.count("node other (of worker 1) has elastix 9") == 1
     pool._recruit()
     assert asked_of_ray == []  # the other node has room for no second one
     pool._parallel, pool._recruited_s = 2, 0.0
@@ -306,7 +319,7 @@ def test_if_all_nodes_have_other_code_the_pool_says_so_at_once(asked_of_ray):
     turn_away(pool, 0)
     pool._check_start()  # a worker may come on the other node
     turn_away(pool, 1, node="n")
-    with pytest.raises(OtherCode, match="node other has elastix 9"):
+    with pytest.raises(OtherCode, match=r"node n \(of worker 1\) has elastix 9"):
         pool._check_start()
 
 
@@ -327,10 +340,10 @@ def test_who_waits_for_room_is_not_replaced_and_who_may_be_stopped_is(asked_of_r
     pool._check_start()
     assert list(pool._handles) == [0, 1]
     pool._handles[1].awaited_s -= 301.0
-    pool._avoided.add("other")
+    pool._refused.add("other")
     pool._check_start()
     assert list(pool._handles) == [0, 1]  # the only node has no further room
-    pool._avoided.clear()
+    pool._refused.nodes.clear()
     pool._handles[1].awaited_s -= 301.0
     pool._check_start()
     assert list(pool._handles) == [0]
@@ -377,7 +390,7 @@ def test_more_memory_for_each_trial_than_any_host_has_is_refused(monkeypatch):
         for number in range(3):
             pool._handles[number] = _WorkerHandle(number, Deaf(), "greeting")
         for number, (node, room) in enumerate([("a", 500), ("b", 1000)]):
-            said = Hello(node=node, pid=1, host=node, idle_bytes=1, capacity_bytes=room)
+            said = hello(node, capacity_bytes=room)
             pool._welcome(pool._handles[number], said)
         return pool
 
@@ -389,7 +402,7 @@ def test_more_memory_for_each_trial_than_any_host_has_is_refused(monkeypatch):
 def test_work_whose_answer_was_lost_is_run_again():
     """A long answer stays on the node that gave it until it is fetched."""
     pool = Pool()
-    said = Hello(node="n", pid=1, host="n")
+    said = hello()
     handle = _WorkerHandle(0, None, "greeting", hello=said, inhand=deque([given(7, "first")]))
     (told,) = pool._take(handle, "first", ray.exceptions.WorkerCrashedError())
     assert (told.number, told.kind) == (7, EndedKind.LOST)
@@ -405,9 +418,241 @@ def test_a_clock_that_is_set_back_does_not_make_work_short(monkeypatch):
         now[0] -= 3600.0
 
     first = given(7, "first")
-    said = Hello(node="n", pid=1, host="n")
+    said = hello()
     handle = _WorkerHandle(0, None, "greeting", hello=said, inhand=deque([first]))
     ended = execute(train, first.work, worker="w", tell=print)
     pool._take(handle, "first", packed(ended))
     assert 0.0 <= ended.finished_s - ended.started_s < 60.0
     assert pool._depth == 1
+
+
+# ------------------------------------------------------------- who cannot be met, or used
+
+
+def task_error(cause):
+    return ray.exceptions.RayTaskError("hello", "in hello", cause)
+
+
+@pytest.mark.parametrize("has", [None, OTHER, HERE])
+def test_a_worker_that_cannot_say_who_it_is_is_asked_in_another_way(
+    asked_of_ray, monkeypatch, caplog, has
+):
+    """An older one did not know what it was asked, and a campaign was given up after three."""
+    monkeypatch.setattr(ray, "get", lambda asked, timeout: ("other", has))
+    pool = with_workers(0)
+    why = task_error(TypeError("hello() takes 2 arguments"))
+    for number in range(1, 5):
+        pool._handles[number] = _WorkerHandle(number, Deaf(), "greeting")
+        assert pool._take(pool._handles[number], "greeting", why) == []
+    assert list(pool._handles) == [0]
+    assert (pool._refused.nodes, pool._deaths_at_start) == ({"other"}, 0)
+    (warning,) = caplog.messages
+    says = {
+        None: "node other (of worker 1) has another elastix, which does not say what it is",
+        OTHER: "node other (of worker 1) has elastix 9 in ",
+        HERE: "node other (of worker 1) cannot run trials: TypeError('hello() takes 2 arguments')",
+    }
+    assert warning.startswith(says[has])
+    monkeypatch.setattr(ray, "nodes", lambda: nodes("other"))
+    with pytest.raises(SearchError if has is HERE else OtherCode, match="of worker 4"):
+        Pool._check_start(emptied(pool))
+
+
+def emptied(pool):
+    pool._handles.clear()
+    return pool
+
+
+def test_a_worker_asks_any_other_elastix_who_it_is(monkeypatch):
+    """By code of its own: what that one lacks it cannot find by its name."""
+    monkeypatch.setattr(
+        ray, "get_runtime_context", lambda: SimpleNamespace(get_node_id=lambda: "n")
+    )
+    sent = ray.cloudpickle.dumps(pool_module._introduction())
+    monkeypatch.delattr(pool_module, "_introduction")
+    assert ray.cloudpickle.loads(sent)(None) == ("n", HERE)
+    monkeypatch.delattr("elastix.train.record.provenance.installation")
+    assert ray.cloudpickle.loads(sent)(None) == ("n", None)
+
+
+def gpu_nodes(count):
+    return [{"Alive": True, "NodeID": "n", "Resources": {"CPU": 8.0, "GPU": float(count)}}]
+
+
+@pytest.fixture
+def on_gpus(asked_of_ray, monkeypatch):
+    """A pool with a worker on each of two GPUs."""
+    monkeypatch.setattr(ray, "nodes", lambda: gpu_nodes(2))
+    pool = Pool(scaling=ScalingConfig(gpus_per_worker=1))
+    pool._recruited_s = time.monotonic()
+    for number in range(2):
+        come(pool, number, number)
+    pool._next = 2
+    return pool
+
+
+def come(pool, number, gpu, **fields):
+    handle = pool._handles[number] = _WorkerHandle(number, Deaf(), f"greeting {number}")
+    said = hello("n", host=f"n GPU {gpu}", idle_bytes=1, capacity_bytes=1000, **fields)
+    assert pool._take(handle, handle.greeting, said) == []
+
+
+def ends(pool, gpu, **fields):
+    """The trial that runs there does."""
+    (handle,) = [h for h in pool._handles.values() if h.hello and h.hello.host == f"n GPU {gpu}"]
+    ended = Ended(number=handle.first.work.number, **fields)
+    return handle.number, [
+        (one.number, one.kind) for one in pool._take(handle, handle.first.ref, packed(ended))
+    ]
+
+
+FAILED = {"kind": EndedKind.LOST, "spent": True, "summary": "its GPU failed: ECC"}
+
+
+def test_where_a_gpu_does_nothing_for_a_new_process_others_go_on_and_it_is_given_to_nobody(
+    on_gpus, asked_of_ray, caplog, monkeypatch
+):
+    """Its process stays, or Ray would give that GPU to the next one."""
+    pool, ended = on_gpus, []
+    pool._handles.pop(1)
+    pool._packer.leave(1)
+    come(pool, 2, 1, failed="AcceleratorError: ECC")
+    assert list(pool._handles) == [0]
+    assert "n GPU 1 is given no trial any more: AcceleratorError: ECC" in caplog.text
+    pool._recruited_s = 0.0
+    pool._recruit()
+    pool._check_start()
+    assert not asked_of_ray  # there is no further GPU
+    pool._handles.pop(0)
+    come(pool, 3, 0, failed="AcceleratorError: ECC")
+    with pytest.raises(SearchError, match="all GPUs fail that trials could have"):
+        pool._check_start()
+    monkeypatch.setattr(pool_module, "_end", lambda handle: ended.append(handle.number))
+    pool.close()
+    assert ended == [2, 3]
+
+
+def test_a_gpu_that_fails_in_two_trials_in_a_row_is_given_up_and_costs_the_second_nothing(
+    on_gpus, asked_of_ray
+):
+    pool = on_gpus
+    for number in range(2):
+        pool.submit(Work(number=number, name=f"a-{number:05d}", config={}, seed=2))
+    assert ends(pool, 1, **FAILED) == (1, [(1, EndedKind.LOST)])
+    assert len(asked_of_ray) == 1  # for another process
+    come(pool, 2, 1)
+    pool.submit(Work(number=5, name="a-00005", config={}, seed=2))
+    assert ends(pool, 1, **FAILED) == (2, [(5, EndedKind.RETURNED)])
+    assert len(asked_of_ray) == 1
+    assert list(pool._parked) == [2]
+    assert pool._wanted() == 1
+
+
+def test_one_trial_or_one_moment_says_nothing_of_a_gpu():
+    gpus = FailingGpus()
+    for worker in range(2):  # they share it, and all its processes fail at once
+        gpus.begin("n GPU 0", worker)
+    assert not gpus.failed("n GPU 0", 0, trial=7)
+    assert not gpus.failed("n GPU 0", 1, trial=8)
+    gpus.begin("n GPU 0", 2)
+    assert not gpus.failed("n GPU 0", 2, trial=8)  # wherever that runs
+    gpus.begin("n GPU 0", 3)
+    gpus.worked("n GPU 0")
+    assert not gpus.failed("n GPU 0", 3, trial=9)
+    gpus.begin("n GPU 0", 4)
+    assert gpus.failed("n GPU 0", 4, trial=10)
+
+
+def test_workers_that_die_as_they_begin_do_not_end_the_campaign_of_others(asked_of_ray, caplog):
+    """A process that meets a broken GPU may not live to say so."""
+    pool = with_workers(0)
+    pool._recruited_s = time.monotonic()
+    error = ray.exceptions.ActorDiedError()
+    for number in range(1, 6):
+        handle = pool._handles[number] = _WorkerHandle(number, Deaf(), "greeting")
+        pool._next = number + 1
+        assert pool._take(handle, "greeting", error) == []
+        for one in [*pool._handles]:
+            if one > number:
+                del pool._handles[one]
+    assert len(asked_of_ray) == 2  # and then no more for a while
+    assert caplog.text.count("3 workers in a row died while they started") == 1
+    emptied(pool)
+    handle = pool._handles[9] = _WorkerHandle(9, Deaf(), "greeting")
+    with pytest.raises(SearchError, match="6 workers in a row died while they started"):
+        pool._take(handle, "greeting", error)
+
+
+def test_what_has_ended_is_told_before_the_pool_gives_up(asked_of_ray, monkeypatch):
+    """A trial that had finished at that moment was run again."""
+    pool = with_workers(0, 1)
+    pool.submit(Work(number=7, name="a-00007", config={}, seed=2))
+    done = pool._handles[0].first.ref
+    pool._handles[1].greeting = "greeting"
+    pool._handles[1].hello = None
+    answers = {done: packed(Ended(number=7, kind=EndedKind.FINISHED)), "greeting": OSError()}
+    pool._deaths_at_start, pool._opened_s = 2, time.monotonic()
+    monkeypatch.setattr(pool, "_recruit", lambda: None)
+    monkeypatch.setattr(pool, "_ask", list)
+    monkeypatch.setattr(ray, "wait", lambda refs, **_: (refs, []))
+    monkeypatch.setattr(ray, "get", lambda refs: [answers[ref] for ref in refs])
+    real = pool._take
+
+    def take(handle, ref, answer):
+        told = real(handle, ref, answer)
+        if ref == done:
+            del pool._handles[handle.number]  # so that nobody else is there
+        return told
+
+    monkeypatch.setattr(pool, "_take", take)
+    assert [one.number for one in pool.poll(0.1)] == [7]
+    with pytest.raises(SearchError, match="3 workers in a row"):
+        pool.poll(0.1)
+
+
+# ------------------------------------------------------------- trials that are groups
+
+
+@pytest.fixture
+def of_groups(asked_of_ray, tmp_path):
+    pool = Pool(scaling=ScalingConfig(num_workers=(1, 2)), store=str(tmp_path))
+    for number in range(2):
+        pool._handles[number] = _WorkerHandle(number, Deaf(), "greeting", hello=hello())
+        pool._packer.enter(number, f"groups {number}", idle=1, capacity=1000)
+        pool.submit(Work(number=number, name=f"a-{number:05d}", config={}, seed=2))
+    return pool
+
+
+def test_a_group_that_meets_a_node_with_other_code_runs_elsewhere(of_groups, monkeypatch):
+    """The campaign ended with that."""
+    pool, handle = of_groups, of_groups._handles[0]
+    why = OtherCode("node other has elastix 9", node="other")
+    ended = Ended(number=0, kind=EndedKind.RAISED, error=why)
+    (back,) = pool._take(handle, handle.first.ref, packed(ended))
+    assert (back.number, back.kind, back.error) == (0, EndedKind.RETURNED, None)
+    pool._check_start()
+    pool.submit(Work(number=0, name="a-00000", config={}, seed=2))
+    _, _, avoided = handle.first.ref  # what Ray is asked for
+    assert avoided == ("other",)
+    monkeypatch.setattr(ray, "nodes", lambda: nodes("other"))
+    with pytest.raises(OtherCode, match="node other has elastix 9"):
+        pool._check_start()
+
+
+@pytest.mark.parametrize("at_work", [False, True])
+def test_a_group_without_room_is_not_lost_and_waits_as_long_as_another_one_trains(
+    of_groups, at_work
+):
+    """It was counted as lost; four times, and its configuration had failed."""
+    pool, handle = of_groups, of_groups._handles[0]
+    if at_work:
+        path = journal_of(pool._handles[1].first.work, pool._store)
+        with Journal(path) as journal:
+            journal.append(Reported(seq=0, step=1, metrics={}))
+    ended = Ended(number=0, kind=EndedKind.RETURNED, summary="the cluster had no room.")
+    if not at_work:
+        with pytest.raises(SearchError, match=r"the cluster had no room\. No trial is lost"):
+            pool._take(handle, handle.first.ref, packed(ended))
+        return
+    (back,) = pool._take(handle, handle.first.ref, packed(ended))
+    assert (back.number, back.kind) == (0, EndedKind.RETURNED)

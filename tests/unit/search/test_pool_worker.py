@@ -3,7 +3,6 @@
 import pickle
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,10 +17,10 @@ from elastix.search.executors.executor import Ended, EndedKind, Work, WorkReport
 from elastix.search.executors.pool_worker import GIVEN_BACK, LoneWorker, packed
 from elastix.search.model_sources import StoreDirectory, StoredModelSource
 from elastix.state import Ref
-from elastix.train.record.provenance import Installation, installation
+from elastix.train.on_ray.given_device import given_device
+from elastix.train.record.provenance import installation
 
 HERE = installation()
-ELSE = replace(HERE, digest="other")
 
 SCRIPT = """
 import sys
@@ -155,18 +154,69 @@ def test_what_work_has_reported_is_told_once_it_is_over_by_its_end_alone() -> No
         assert worker.reports(0) == (m, [])
 
 
-@pytest.mark.parametrize(("driver", "refused"), [(HERE, False), (ELSE, True)])
-def test_a_worker_says_at_once_that_its_code_is_another_than_the_driver_s(
-    driver: Installation, refused: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def on_a_node(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         ray, "get_runtime_context", lambda: SimpleNamespace(get_node_id=lambda: "n")
     )
     monkeypatch.setattr("elastix.search.executors.pool_worker.import_frozen", lambda name: None)
-    worker = LoneWorker(3, b"", torch.get_num_threads())
-    said = pickle.loads(pickle.dumps(worker.hello(driver)))
-    assert (said.refused is not None) == refused
-    assert not refused or "(of worker 3) has elastix" in str(said.refused)
+
+
+@pytest.fixture
+def gpus(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Ray has given this process the GPU 2; which are made current."""
+    current: list[Any] = []
+    monkeypatch.setattr(ray, "get_gpu_ids", lambda: [2])
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "set_device", current.append)
+    return current
+
+
+@pytest.mark.usefixtures("on_a_node")
+def test_a_worker_says_at_once_which_code_it_has() -> None:
+    """Nothing is asked of it that an older one would not understand."""
+    said = pickle.loads(pickle.dumps(LoneWorker(3, b"", torch.get_num_threads()).hello()))
+    assert (said.installation, said.failed, said.capacity_bytes > 0) == (HERE, "", True)
+
+
+@pytest.mark.usefixtures("on_a_node")
+@pytest.mark.parametrize("broken", [False, True])
+def test_a_worker_says_at_once_that_its_gpu_does_nothing(
+    broken: bool, gpus: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A pool of which every third worker died as it began was given up."""
+
+    def compute(device: torch.device) -> None:
+        if broken:
+            raise torch.AcceleratorError(ECC)
+
+    monkeypatch.setattr("elastix.search.executors.pool_worker._compute", compute)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (1000, 2000))
+    said = LoneWorker(3, b"", torch.get_num_threads()).hello()
+    assert (said.host, said.node, gpus) == ("n GPU 2", "n", [torch.device("cuda", 0)])
+    assert said.failed == (f"AcceleratorError: {ECC.splitlines()[0]}" if broken else "")
+    assert said.capacity_bytes == (0 if broken else 950)
+
+
+@pytest.mark.parametrize(("told_not_to_hide", "index"), [("", 0), ("0", 0), ("1", 2)])
+def test_a_process_computes_on_the_gpu_that_ray_gave_it(
+    told_not_to_hide: str, index: int, gpus: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES", told_not_to_hide)
+    assert given_device() == torch.device("cuda", index)
+    assert gpus == [torch.device("cuda", index)]
+
+
+@pytest.mark.usefixtures("gpus")
+@pytest.mark.parametrize("lacks", ["a GPU of Ray's", "CUDA"])
+def test_a_process_without_one_computes_on_the_cpu(
+    lacks: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if lacks == "CUDA":
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    else:
+        monkeypatch.setattr(ray, "get_gpu_ids", list)
+    assert given_device() == torch.device("cpu")
 
 
 ECC = "CUDA error: uncorrectable ECC error encountered\nCUDA kernel errors might be asynchronous."
@@ -200,3 +250,23 @@ def test_where_a_gpu_does_nothing_any_more_no_further_trial_fails_of_that(
         assert "\n" not in ended.summary
         assert "AcceleratorError" in ended.traceback
     assert worker.run(work, 2) == GIVEN_BACK
+
+
+def test_a_worker_of_whose_end_nobody_can_hear_gives_nothing_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The pool takes it for good, and would give it all that it gives back, without end."""
+
+    def refuse(ended: Ended) -> bytes:
+        raise MemoryError
+
+    worker = LoneWorker(0, cloudpickle.dumps(None), 1)
+    over = Ended(number=7, kind=EndedKind.LOST, spent=True)
+    monkeypatch.setattr(worker, "_carry_out", lambda *_: over)
+    work = packed(Work(number=7, name="a", config={}, seed=2))
+    with monkeypatch.context() as patch:
+        patch.setattr("elastix.search.executors.pool_worker.packed", refuse)
+        with pytest.raises(MemoryError):
+            worker.run(work, 1)
+    assert pickle.loads(worker.run(work, 2)) == over
+    assert worker.run(work, 3) == GIVEN_BACK

@@ -2,12 +2,13 @@
 
 import queue
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import ray
 from ray import tune
 
-from elastix.errors import OtherCode
+from elastix.errors import ConfigError, OtherCode
 from elastix.search.executors import tune_trials
 from elastix.search.executors.executor import Ended, EndedKind, Work, WorkReport
 from elastix.search.executors.tune_trials import _Queue
@@ -59,3 +60,76 @@ def test_where_the_elastix_is_another_than_the_driver_s_nothing_is_run(monkeypat
     ended = news.get()
     assert (ended.number, ended.kind, type(ended.error)) == (7, EndedKind.RAISED, OtherCode)
     assert not ran
+
+
+def test_a_trial_that_tune_stops_ends_its_thread_and_reports_nothing_more(monkeypatch):
+    """Its last report was waited for without end, and so was the next trial of its process."""
+    given = []
+
+    def report(result):
+        given.append(result)
+        if len(given) == 2:
+            raise SystemExit(0)
+        assert len(given) < 3
+
+    def train(ctx):
+        for score in range(9):
+            ctx.report(score=score)
+
+    monkeypatch.setattr(tune, "report", report)
+    works = _Queue(queue.SimpleQueue())
+    works.put(Work(number=7, name="a", config={}, seed=2))
+    with pytest.raises(SystemExit) as ended:
+        tune_trials._trainable(works.suggest("first"), ray.cloudpickle.dumps(train), installation())
+    assert ended.value.code == 0
+    assert len(given) == 2
+
+
+def test_a_trial_under_tune_computes_on_the_gpu_that_ray_gave_it(monkeypatch):
+    """It was the CPU, beside a GPU that was reserved for it."""
+    devices = []
+    over = Ended(number=7, kind=EndedKind.FINISHED)
+    monkeypatch.setattr(tune, "report", lambda result: None)
+    monkeypatch.setattr(tune_trials, "given_device", lambda: "the GPU")
+    monkeypatch.setattr(
+        tune_trials, "execute", lambda *_, device, **__: devices.append(device) or over
+    )
+    works = _Queue(queue.SimpleQueue())
+    works.put(Work(number=7, name="a", config={}, seed=2))
+    tune_trials._trainable(works.suggest("first"), ray.cloudpickle.dumps(print), installation())
+    assert devices == ["the GPU"]
+
+
+@pytest.mark.parametrize("odd", [KeyboardInterrupt("mine"), ConfigError("of the script")])
+def test_what_a_train_function_raises_is_what_its_trial_failed_of(odd, monkeypatch):
+    """As in the pool. It had counted as lost, four times."""
+    given, news = [], queue.SimpleQueue()
+    monkeypatch.setattr(tune, "report", given.append)
+    works = _Queue(news)
+    works.put(Work(number=7, name="a", config={}, seed=2))
+
+    class OfTheScript(ConfigError):
+        def __init__(self, first, second):
+            super().__init__(f"{first}{second}")
+
+    def train(ctx):
+        raise OfTheScript("of the", " script") if isinstance(odd, ConfigError) else odd
+
+    tune_trials._trainable(works.suggest("first"), ray.cloudpickle.dumps(train), installation())
+    for result in given:
+        works.on_trial_result("first", result)
+    ended = news.get()
+    assert (ended.kind, ended.error) == (EndedKind.RAISED, None)
+    assert str(odd) in ended.summary
+
+
+def test_an_end_is_heard_before_tune_may_stop_the_trial():
+    """Who is halted at that moment ends by itself, and its process with it if that is spent."""
+    works = _Queue(queue.SimpleQueue())
+    works.put(Work(number=7, name="a", config={}, seed=2))
+    works.suggest("first")
+    works.halted.add(7)
+    decides = tune_trials._Halting(works)
+    trial = SimpleNamespace(trial_id="first")
+    assert decides.on_trial_result(None, trial, {"elastix_seq": 0}) == "STOP"
+    assert decides.on_trial_result(None, trial, {tune_trials._ENDED: ""}) == "CONTINUE"

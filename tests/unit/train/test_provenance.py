@@ -1,6 +1,7 @@
 """Which elastix a process has: what it is told by, and what is said where two differ."""
 
 import logging
+import pickle
 from dataclasses import replace
 from importlib import metadata
 
@@ -72,10 +73,13 @@ def test_a_process_that_comes_later_says_if_it_has_another(caplog):
 
 def test_a_worker_with_other_code_is_refused():
     mine = installation()
-    assert other_code(mine, "node n") is None
-    refused = other_code(replace(mine, version="9", digest="other"), "node n")
+    assert other_code(mine, mine, "node n") is None
+    refused = other_code(replace(mine, version="9", digest="other"), mine, "node n")
     assert str(refused).startswith(f"node n has elastix {mine}, and the driver has 9 in ")
     assert "it was changed since the driver began" in str(refused)
-    refused = other_code(replace(mine, directory="/elsewhere", digest="other"), "node n")
+    refused = other_code(replace(mine, directory="/elsewhere", digest="other"), mine, "node n")
     assert "Install the same on all nodes" in str(refused)
     assert "changed" not in str(refused)
+    refused = pickle.loads(pickle.dumps(other_code(mine, None, "node n (of worker 3)", "n")))
+    assert str(refused).startswith("node n (of worker 3) has another elastix, which does not say ")
+    assert refused.node == "n"

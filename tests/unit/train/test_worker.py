@@ -5,6 +5,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from elastix.config import CheckpointConfig
 from elastix.train.control.messages import Outcome, OutcomeKind
@@ -48,3 +49,26 @@ def test_a_call_of_the_controller_before_that_comes_late_goes_by_what_the_next_o
     process.run(life(BEFORE))
     assert process.began == [SINCE]
     assert process.adopt(("host", 3), {}).left_out == SINCE
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (torch.AcceleratorError("CUDA error: unknown error"), OutcomeKind.DEVICE_FAILED),
+        (RuntimeError("something else"), OutcomeKind.RAISED),
+    ],
+)
+def test_a_gpu_that_fails_before_the_train_function_begins_costs_its_worker_alone(
+    error, kind, process, monkeypatch
+):
+    """It was taken for an error of the function, which ends the run of all others."""
+
+    def train(life, mine):
+        raise error
+
+    monkeypatch.setattr(process, "_train", train)
+    process.run(life(BEFORE))
+    outcome = process._lives[3].outcome
+    assert outcome.kind is kind
+    assert repr(error) == outcome.summary
+    assert "raise error" in outcome.traceback

@@ -1,0 +1,28 @@
+"""Which GPUs fail for good, as far as trials have shown. Pure: no Ray, no torch.
+
+That a trial's GPU has failed says little: it may be the trial, or have been for once. Two trials in
+a row, each in a process of its own, say that it is the GPU. Not here: that a process which has just
+begun can compute nothing on it, which says so at once (pool_worker).
+"""
+
+
+class FailingGpus:
+    """By their names."""
+
+    def __init__(self) -> None:
+        self._failed: dict[str, int] = {}  # by GPU the last trial, if it failed of that
+        self._before: dict[int, int | None] = {}  # that one, when a worker began
+
+    def begin(self, gpu: str, worker: int) -> None:
+        """A worker is ready, with this GPU."""
+        self._before[worker] = self._failed.get(gpu)
+
+    def worked(self, gpu: str) -> None:
+        """A trial ended there, and the GPU goes on."""
+        self._failed.pop(gpu, None)
+
+    def failed(self, gpu: str, worker: int, trial: int) -> bool:
+        """It has failed in a trial; whether it is given up."""
+        last, before = self._failed.get(gpu), self._before.get(worker)
+        self._failed[gpu] = trial
+        return last is not None and last == before != trial
