@@ -11,11 +11,12 @@ class FailingGpus:
 
     def __init__(self) -> None:
         self._failed: dict[str, int] = {}  # by GPU the last trial, if it failed of that
-        self._before: dict[int, int | None] = {}  # that one, when a worker began
+        self._before: dict[int, int] = {}  # that one, when a worker began
 
     def begin(self, gpu: str, worker: int) -> None:
         """A worker is ready, with this GPU."""
-        self._before[worker] = self._failed.get(gpu)
+        if gpu in self._failed:
+            self._before[worker] = self._failed[gpu]
 
     def worked(self, gpu: str) -> None:
         """A trial ended there, and the GPU goes on."""
@@ -23,6 +24,6 @@ class FailingGpus:
 
     def failed(self, gpu: str, worker: int, trial: int) -> bool:
         """It has failed in a trial; whether it is given up."""
-        last, before = self._failed.get(gpu), self._before.get(worker)
+        last, before = self._failed.get(gpu), self._before.pop(worker, None)
         self._failed[gpu] = trial
         return last is not None and last == before != trial

@@ -67,6 +67,8 @@ class GroupWorker(PoolWorker):
         until = time.monotonic() + failure.start_timeout_s
         while not halted() and time.monotonic() < until and not _fits(scaling, avoided):
             time.sleep(_LOOK_S)  # a node is gone, and another may come
+        if halted():
+            return Ended(number=work.number, kind=EndedKind.HALTED)
         run = _Run(work, self._reports, halted)
         return run.carry_out(train, *self._how, worker=f"worker {self._number}", avoided=avoided)
 

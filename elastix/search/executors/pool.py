@@ -356,15 +356,14 @@ class Pool:
     def _meet(self, handle: _WorkerHandle, answer: Any) -> list[WorkReport | Ended]:  # noqa: ANN401
         """A worker says who it is, or what became of that."""
         who = f"of worker {handle.number}"
-        if isinstance(answer, ray.exceptions.RayTaskError):  # its process lives
+        if isinstance(answer, BaseException):  # nobody knows yet which elastix it has
             try:
                 asked = handle.actor.__ray_call__.remote(_introduction())
                 node, has = ray.get(asked, timeout=_NEAR_S)
             except ray.exceptions.RayError:
                 return self._dead(handle, answer)
-            failed = f"node {node} ({who}) cannot run trials: {answer.cause!r}. No trial is lost."
-        elif isinstance(answer, BaseException):
-            return self._dead(handle, answer)
+            cause = getattr(answer, "cause", answer)  # of what it raised itself
+            failed = f"node {node} ({who}) cannot run trials: {cause!r}. No trial is lost."
         else:
             node, has, failed = answer.node, getattr(answer, "installation", None), ""
         other = other_code(installation(), has, f"node {node} ({who})", node)
@@ -470,7 +469,8 @@ class Pool:
         self._unfit = SearchError(
             f"{self._deaths_at_start} workers in a row died while they started, the last "
             f"one of: {error}. The pool was given up. Look at the workers' logs; an "
-            "import that crashes, too little memory and a GPU that fails are the usual causes."
+            "import that crashes, another elastix, too little memory and a GPU that fails are the "
+            "usual causes."
         )
         if not self._handles:
             raise self._unfit from error

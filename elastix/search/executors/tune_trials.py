@@ -33,7 +33,7 @@ from elastix.search.model_sources import StoreOpener
 from elastix.train.on_ray.find_ray import hold_ray, let_go_of_ray
 from elastix.train.on_ray.given_device import given_device
 from elastix.train.on_ray.pickled_train import pickle_train
-from elastix.train.on_ray.room import fit_on_nodes
+from elastix.train.on_ray.room import check_capacity, fit_on_nodes
 from elastix.train.record.provenance import Installation, installation, other_code
 
 logger = logging.getLogger(__name__)
@@ -89,6 +89,11 @@ class Tune:
         """See Executor."""
         pickled = pickle_train(train)
         self._owns_ray = hold_ray()
+        try:
+            check_capacity(self._scaling)
+        except ConfigError:
+            self.close()
+            raise
         self._slots = self._parallel or max(1, fit_on_nodes(self._scaling))
         tuner = tune.Tuner(
             tune.with_resources(

@@ -133,3 +133,5 @@ def test_a_trial_waits_for_a_node_in_place_of_one_that_is_gone(monkeypatch):
     work = Work(number=7, name="a-00007", config={}, seed=2)
     assert worker._carry_out(work, lambda: False, ("other",)) == ("other",)
     assert next(room, None) is None
+    monkeypatch.setattr(group_worker, "fit_on_nodes", lambda *_: 0)
+    assert worker._carry_out(work, lambda: True, ()).kind is EndedKind.HALTED  # time is up

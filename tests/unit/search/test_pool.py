@@ -590,7 +590,8 @@ def test_what_has_ended_is_told_before_the_pool_gives_up(asked_of_ray, monkeypat
     done = pool._handles[0].first.ref
     pool._handles[1].greeting = "greeting"
     pool._handles[1].hello = None
-    answers = {done: packed(Ended(number=7, kind=EndedKind.FINISHED)), "greeting": OSError()}
+    died = ray.exceptions.ActorDiedError()
+    answers = {done: packed(Ended(number=7, kind=EndedKind.FINISHED)), "greeting": died}
     pool._deaths_at_start, pool._opened_s = 2, time.monotonic()
     monkeypatch.setattr(pool, "_recruit", lambda: None)
     monkeypatch.setattr(pool, "_ask", list)

@@ -8,6 +8,7 @@ import pytest
 import ray
 from ray import tune
 
+from elastix.config import ScalingConfig
 from elastix.errors import ConfigError, OtherCode
 from elastix.search.executors import tune_trials
 from elastix.search.executors.executor import Ended, EndedKind, Work, WorkReport
@@ -133,3 +134,19 @@ def test_an_end_is_heard_before_tune_may_stop_the_trial():
     trial = SimpleNamespace(trial_id="first")
     assert decides.on_trial_result(None, trial, {"elastix_seq": 0}) == "STOP"
     assert decides.on_trial_result(None, trial, {tune_trials._ENDED: ""}) == "CONTINUE"
+
+
+def test_what_can_never_be_placed_is_refused(monkeypatch):
+    """Tune waits for it without end."""
+    let_go = []
+    monkeypatch.setattr(tune_trials, "hold_ray", lambda: True)
+    monkeypatch.setattr(tune_trials, "let_go_of_ray", lambda: let_go.append(1))
+    monkeypatch.setattr(
+        ray,
+        "nodes",
+        lambda: [{"Alive": True, "NodeID": "n", "Resources": {"CPU": 4.0}}],
+    )
+    executor = tune_trials.Tune(scaling=ScalingConfig(gpus_per_worker=1))
+    with pytest.raises(ConfigError, match="can never be placed"):
+        executor.open(print)
+    assert let_go == [1]
