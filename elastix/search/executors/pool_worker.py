@@ -211,11 +211,12 @@ class LoneWorker(PoolWorker):
         try:
             self._device = given_device()
             if self._device.type == "cuda":
-                said = replace(said, host=f"{said.node} GPU {ray.get_gpu_ids()[0]}")
                 _compute(self._device)
-                return replace(said, capacity_bytes=trial_memory.free(self._device))
+                room = trial_memory.free(self._device)
+                return replace(said, host=_gpu(said.node), capacity_bytes=room)
         except RuntimeError as error:  # as torch's own are
-            return replace(said, failed=f"{type(error).__name__}: {error}".splitlines()[0])
+            failed = f"{type(error).__name__}: {error}".splitlines()[0]
+            return replace(said, host=_gpu(said.node), failed=failed)
         idle = trial_memory.resident()
         room = trial_memory.free() + idle
         return replace(said, host=said.node, idle_bytes=idle, capacity_bytes=room)
@@ -235,6 +236,10 @@ class LoneWorker(PoolWorker):
             halted=halted,
         )
         return sendable(ended)
+
+
+def _gpu(node: str) -> str:
+    return f"{node} GPU {ray.get_gpu_ids()[0]}"
 
 
 def _compute(device: torch.device) -> None:

@@ -1,18 +1,30 @@
 """Which device a process computes on that Ray has started: workers of runs, and those of trials."""
 
 import os
+from pathlib import Path
 
 import ray
 import torch
+
+_DRIVER = Path("/proc/driver/nvidia/version")
 
 
 def given_device() -> torch.device:
     """The first GPU that Ray gave this process, if any, which is made current in this thread.
 
+    Where there is no driver, as in tests that tell Ray of GPUs, it is the CPU.
+
     Raises:
-        RuntimeError: torch's, if that GPU fails.
+        RuntimeError: torch's, if that GPU fails; also if torch can use none of those it was given.
     """
-    given = ray.get_gpu_ids() if torch.cuda.is_available() else []
+    if not torch.cuda.is_available():
+        if torch.version.cuda and _DRIVER.exists() and (given := ray.get_gpu_ids()):
+            raise torch.AcceleratorError(
+                f"CUDA error: Ray has given this process GPU {given[0]}, and torch (for CUDA "
+                f"{torch.version.cuda}) can use none. `elastix doctor` says more."
+            )
+        return torch.device("cpu")
+    given = ray.get_gpu_ids()
     if not given:
         return torch.device("cpu")
     # Ray hides all others, so that it comes first, unless it was told not to.

@@ -19,6 +19,7 @@ from elastix.search.model_sources import StoreDirectory, StoredModelSource
 from elastix.state import Ref
 from elastix.train.on_ray.given_device import given_device
 from elastix.train.record.provenance import installation
+from elastix.train.replica.device_failures import is_device_failure
 
 HERE = installation()
 
@@ -180,16 +181,22 @@ def test_a_worker_says_at_once_which_code_it_has() -> None:
 
 
 @pytest.mark.usefixtures("on_a_node")
-@pytest.mark.parametrize("broken", [False, True])
+@pytest.mark.parametrize("broken", ["", "computing", "choosing it"])
 def test_a_worker_says_at_once_that_its_gpu_does_nothing(
-    broken: bool, gpus: list[Any], monkeypatch: pytest.MonkeyPatch
+    broken: str, gpus: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A pool of which every third worker died as it began was given up."""
 
     def compute(device: torch.device) -> None:
-        if broken:
+        if broken == "computing":
             raise torch.AcceleratorError(ECC)
 
+    def choose(device: torch.device) -> None:
+        gpus.append(device)
+        if broken == "choosing it":
+            raise torch.AcceleratorError(ECC)
+
+    monkeypatch.setattr(torch.cuda, "set_device", choose)
     monkeypatch.setattr("elastix.search.executors.pool_worker._compute", compute)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (1000, 2000))
     said = LoneWorker(3, b"", torch.get_num_threads()).hello()
@@ -216,6 +223,23 @@ def test_a_process_without_one_computes_on_the_cpu(
         monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     else:
         monkeypatch.setattr(ray, "get_gpu_ids", list)
+    assert given_device() == torch.device("cpu")
+
+
+@pytest.mark.usefixtures("gpus")
+def test_a_gpu_that_torch_cannot_use_has_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The worker computed on the CPU without a word. A GPU that is broken may look like that."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr("elastix.train.on_ray.given_device._DRIVER", tmp_path / "version")
+    assert given_device() == torch.device("cpu")
+    (tmp_path / "version").touch()
+    with pytest.raises(torch.AcceleratorError, match="Ray has given this process GPU 2") as raised:
+        given_device()
+    assert is_device_failure(raised.value)
+    monkeypatch.setattr(ray, "get_gpu_ids", list)
     assert given_device() == torch.device("cpu")
 
 
