@@ -339,7 +339,7 @@ class Pool:
             turns = [given.turn for given in handle.inhand if given.ref == ref]
             return self._given_back(handle, turns)
         ended = self._over(handle, answer)
-        if isinstance(ended.error, OtherCode) and ended.error.node:  # one of its group would be
+        if isinstance(ended.error, OtherCode) and ended.error.node:  # one of its group is there
             self._avoid(ended.error.node, ended.error)
             return [Ended(number=ended.number, kind=EndedKind.RETURNED)]
         if ended.kind is EndedKind.RETURNED and not self._any_group():

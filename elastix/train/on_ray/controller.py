@@ -231,7 +231,8 @@ class Controller(Shell):
             raise OtherCode(
                 f"the driver has elastix {plan.driver}, and Ray's workers have {installation()}: "
                 "what one of them sends, the other could take for something else. Nothing was "
-                f"trained. {how_to_have_one(plan.driver, installation())}"
+                f"trained. {how_to_have_one(plan.driver, installation())}",
+                node=ray.get_runtime_context().get_node_id(),
             )
         warn_of_other(plan.driver, "the new controller")
         self._train = read_code(plan.directory / TRAIN, plan.code)

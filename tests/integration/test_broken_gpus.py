@@ -1,0 +1,33 @@
+"""A campaign goes around a GPU that is broken, which Ray does not know. No GPU is needed."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import elastix
+from elastix.events import TrialLost
+from elastix.observe import journal
+from elastix.search.trial import TrialState
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("how", ["says", "dies"])
+def test_a_campaign_goes_on_without_a_gpu_that_is_broken_for_good(how, tmp_path):
+    command = [sys.executable, "-m", "tests.integration.broken_gpu", how, str(tmp_path)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    trials = elastix.Results.open(tmp_path, "broken")
+    assert [trial.state for trial in trials] == [TrialState.FINISHED] * 12
+    assert {trial.metrics["gpu"] for trial in trials} == {1}
+    events = journal.read(tmp_path / "runs" / "broken" / "journal.jsonl")
+    assert not [event for event in events if isinstance(event, TrialLost)]
+    says = {
+        "says": "GPU 0 is given no trial any more: AcceleratorError: CUDA error: unknown error",
+        "dies": "3 workers in a row died while they started",
+    }
+    told = done.stderr.count(says[how])
+    assert told == 1 or (how == "dies" and not told), done.stderr  # the other may be done before
