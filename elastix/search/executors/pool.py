@@ -52,7 +52,7 @@ from elastix.search.model_sources import StoreOpener
 from elastix.train.on_ray.actor_classes import as_actor
 from elastix.train.on_ray.find_ray import hold_ray, let_go_of_ray
 from elastix.train.on_ray.pickled_train import pickle_train
-from elastix.train.on_ray.placement import Refused, elsewhere
+from elastix.train.on_ray.placement import RefusedNodes, elsewhere
 from elastix.train.on_ray.room import check_capacity, fit_on_nodes, how_to_make_room
 from elastix.train.on_ray.worker_handle import WorkerHandle
 from elastix.train.record.provenance import installation, other_code
@@ -156,7 +156,7 @@ class Pool:
         self._waiting: dict[int, Work] = {}  # until there is memory for them
         self._turned_back: list[Ended] = []
         self._kills: dict[str, int] = {}  # by node: those of which it is known whom they hit
-        self._refused = Refused("campaign")
+        self._refused = RefusedNodes("campaign")
         self._gpus = FailingGpus()
         self._parked: dict[int, _WorkerHandle] = {}  # they hold GPUs that fail, or Ray gives these
         self._unfit: ElastixError | None = None  # why the last node, or GPU, was given up
@@ -291,7 +291,7 @@ class Pool:
         self._parked.clear()
         self._waiting.clear()
         self._packer = Packer()
-        self._refused, self._gpus = Refused("campaign"), FailingGpus()
+        self._refused, self._gpus = RefusedNodes("campaign"), FailingGpus()
         self._unfit = self._given_up = None
         self._deaths_at_start = 0
 

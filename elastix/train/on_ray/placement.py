@@ -88,7 +88,7 @@ class _Room:
     ) -> None:
         self.draining: set[str] = set()
         self.nodes: set[str] = set()
-        self._refused = Refused("run", avoided)
+        self._refused = RefusedNodes("run", avoided)
         self._missing = missing
         self._name = name
         self._lock = threading.Lock()
@@ -424,7 +424,7 @@ def bundles_elsewhere(avoided: Collection[str], bundles: int) -> dict[str, Any]:
     return {"bundle_label_selector": [elsewhere(avoided)] * bundles} if avoided else {}
 
 
-class Refused:
+class RefusedNodes:
     """Nodes with other elastix code.
 
     Args:
@@ -462,7 +462,7 @@ class Refused:
         return True
 
 
-def _to_ask(missing: int, waiting: int, refused: Refused) -> int:
+def _to_ask(missing: int, waiting: int, refused: RefusedNodes) -> int:
     """How many to request now, of those that are missing, while others are waited for.
 
     `missing` is below 0 where others stand for founders' room that is usable as far as is known:
