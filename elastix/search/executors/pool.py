@@ -289,6 +289,7 @@ class Pool:
             _end(handle)
         self._handles.clear()
         self._parked.clear()
+        self._turned_back.clear()
         self._waiting.clear()
         self._packer = Packer()
         self._refused, self._gpus = RefusedNodes("campaign"), FailingGpus()

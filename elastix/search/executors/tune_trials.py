@@ -77,17 +77,21 @@ class Tune:
         self._parallel = parallel
         self._storage = storage_path
         self._name = name
+        self._thread: threading.Thread | None = None
+        self._owns_ray = False
+        self._access = StoreAccess()
+        self._begin_anew()
+
+    def _begin_anew(self) -> None:
         self._news: queue.SimpleQueue[News] = queue.SimpleQueue()
         self._queue = _Queue(self._news)
         self._under_way = 0
-        self._thread: threading.Thread | None = None
-        self._owns_ray = False
         self._error: BaseException | None = None
-        self._access = StoreAccess()
 
     def open(self, train: TrainFunction) -> None:
         """See Executor."""
         pickled = pickle_train(train)
+        self._begin_anew()  # an earlier campaign, or run of it, has closed this one
         self._owns_ray = hold_ray()
         try:
             check_capacity(self._scaling)

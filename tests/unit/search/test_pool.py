@@ -611,6 +611,16 @@ def test_what_has_ended_is_told_before_the_pool_gives_up(asked_of_ray, monkeypat
         pool.poll(0.1)
 
 
+def test_what_was_halted_as_the_pool_was_closed_is_nothing_to_the_next_campaign(asked_of_ray):
+    """Its trials have the same numbers."""
+    pool = with_workers(0)
+    pool._packer.wait(7, 1)
+    pool._waiting[7] = Work(number=7, name="a-00007", config={}, seed=2)
+    pool.halt(7)
+    emptied(pool).close()
+    assert not pool._turned_back
+
+
 # ------------------------------------------------------------- trials that are groups
 
 

@@ -150,3 +150,31 @@ def test_what_can_never_be_placed_is_refused(monkeypatch):
     with pytest.raises(ConfigError, match="can never be placed"):
         executor.open(print)
     assert let_go == [1]
+
+
+def test_who_was_closed_can_be_opened_again(monkeypatch):
+    """For a campaign that goes on in the same process. Tune was told that it was over."""
+    suggested = []
+
+    class Tuner:
+        def __init__(self, trainable, *, tune_config, run_config):
+            self.searcher = tune_config.search_alg.searcher
+
+        def fit(self):
+            while (found := self.searcher.suggest("first")) is None:
+                pass
+            suggested.append(found)
+
+    monkeypatch.setattr(tune_trials, "hold_ray", lambda: False)
+    monkeypatch.setattr(tune_trials, "check_capacity", lambda scaling: 1)
+    monkeypatch.setattr(tune_trials.tune, "Tuner", Tuner)
+    monkeypatch.setattr(tune_trials.tune, "with_parameters", lambda *_, **__: None)
+    monkeypatch.setattr(tune_trials.tune, "with_resources", lambda *_: None)
+    executor = tune_trials.Tune(parallel=1)
+    for number in (7, 8):
+        executor.open(print)
+        assert executor.room == 1
+        executor.submit(Work(number=number, name="a", config={}, seed=2))
+        executor._thread.join()
+        executor.close()
+    assert [tune_trials._unpack(one[tune_trials._WORK]).number for one in suggested] == [7, 8]
