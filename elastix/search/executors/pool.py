@@ -66,6 +66,7 @@ _VERY_SHORT_S = 0.005
 _DEATHS_AT_START = 3
 _AGAIN_S = 60.0  # after so many, if others are there
 _NEAR_S = 1.0
+_INTRODUCED_S = 10.0  # it reads all its modules
 _LEAVING_S = 1.0
 
 
@@ -360,7 +361,7 @@ class Pool:
         if isinstance(answer, BaseException):  # nobody knows yet which elastix it has
             try:
                 asked = handle.actor.__ray_call__.remote(_introduction())
-                node, has = ray.get(asked, timeout=_NEAR_S)
+                node, has = ray.get(asked, timeout=_INTRODUCED_S)
             except ray.exceptions.RayError:
                 return self._dead(handle, answer)
             cause = getattr(answer, "cause", answer)  # of what it raised itself
