@@ -1,12 +1,15 @@
 """A campaign on two GPUs, as Ray believes, one of which is broken for good.
 
-python -m tests.integration.broken_gpu HOW STORE: a worker on it says so, or dies of it.
+python -m tests.integration.broken_gpu HOW STORE: a worker on it says so, or dies of it. Each leaves
+STORE/broken-PID, and trials wait until the pool has met enough of them.
 """
 
 import os
 import signal
 import sys
+import time
 from dataclasses import replace
+from pathlib import Path
 
 import ray
 
@@ -15,28 +18,46 @@ from elastix.search.executors import pool, pool_worker
 from tests import search_parts
 
 BROKEN = 0  # the first that Ray gives anybody
+ENOUGH = {"says": 1, "dies": 3}
+
+
+def is_broken() -> bool:
+    """Whether this process has that GPU."""
+    if ray.get_gpu_ids() != [BROKEN]:
+        return False
+    Path(os.environ["MARKS"], f"broken-{os.getpid()}").touch()
+    return True
 
 
 class Says(pool_worker.LoneWorker):
     def hello(self) -> pool_worker.Hello:
-        said, (gpu,) = super().hello(), ray.get_gpu_ids()
-        failed = "AcceleratorError: CUDA error: unknown error" if gpu == BROKEN else ""
-        return replace(said, host=f"{said.node} GPU {gpu}", failed=failed)
+        said = super().hello()
+        return replace(said, host="GPU 0", failed="unknown error") if is_broken() else said
 
 
 class Dies(pool_worker.LoneWorker):
     def hello(self) -> pool_worker.Hello:
-        if ray.get_gpu_ids() == [BROKEN]:
+        if is_broken():
             os.kill(os.getpid(), signal.SIGKILL)
         return super().hello()
 
 
 def tells_its_gpu(ctx: elastix.Context) -> None:
+    marks, enough = Path(os.environ["MARKS"]), ENOUGH[os.environ["HOW"]]
+    while len(list(marks.glob("broken-*"))) < enough:
+        time.sleep(0.05)
     ctx.report(score=ctx.config["x"], gpu=int(os.environ["CUDA_VISIBLE_DEVICES"]))
 
 
 def main(how: str, store: str) -> None:
-    ray.init(address="local", num_cpus=4, num_gpus=2, include_dashboard=False, log_to_driver=False)
+    ray.init(
+        address="local",
+        num_cpus=4,
+        num_gpus=2,
+        include_dashboard=False,
+        log_to_driver=False,
+        runtime_env={"env_vars": {"MARKS": store, "HOW": how}},
+    )
     pool.LoneWorker = {"says": Says, "dies": Dies}[how]
     elastix.Campaign(
         tells_its_gpu,

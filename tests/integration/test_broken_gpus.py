@@ -25,9 +25,5 @@ def test_a_campaign_goes_on_without_a_gpu_that_is_broken_for_good(how, tmp_path)
     assert {trial.metrics["gpu"] for trial in trials} == {1}
     events = journal.read(tmp_path / "runs" / "broken" / "journal.jsonl")
     assert not [event for event in events if isinstance(event, TrialLost)]
-    says = {
-        "says": "GPU 0 is given no trial any more: AcceleratorError: CUDA error: unknown error",
-        "dies": "3 workers in a row died while they started",
-    }
-    told = done.stderr.count(says[how])
-    assert told == 1 or (how == "dies" and not told), done.stderr  # the other may be done before
+    met = len(list(tmp_path.glob("broken-*")))
+    assert met == 1 or (how == "dies" and met >= 3)
