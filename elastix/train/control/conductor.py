@@ -323,7 +323,7 @@ class Conductor:
             case OutcomeKind.DISMISSED:
                 self._release(worker, now)
                 if self._roster.holders.isdisjoint(self._workers):  # rank 0 may still be storing
-                    self._fail(outcome.error)
+                    self.fail(outcome.error)
                 # The others may have gone on to meet it in a newer group before they heard.
                 self._push(self._roster.left(worker, outcome.generation))
             case OutcomeKind.RAISED:
@@ -335,11 +335,11 @@ class Conductor:
                         traceback=outcome.traceback,
                     )
                 )
-                self._fail(limits.raised(outcome, worker))
+                self.fail(limits.raised(outcome, worker))
             case OutcomeKind.FREE:  # a mate of this one has died, and it was not heard yet
                 self._lose(worker, "died", now)
             case OutcomeKind.OTHER_CODE if not self.state.generation:  # a founder
-                self._fail(outcome.error)
+                self.fail(outcome.error)
                 self._lose(worker, outcome.kind, now)
             case _:
                 self._lose(worker, outcome.kind, now)
@@ -370,7 +370,7 @@ class Conductor:
             self._going_back = True
             return []
         if extinct:  # who had it has left, and whoever was to go on from it died meanwhile
-            self._fail(limits.none_left(self.state.step))
+            self.fail(limits.none_left(self.state.step))
             return []
         self._make_anew(now)
         self._check_hangs(now)
@@ -399,7 +399,7 @@ class Conductor:
         if not apart and self._roster.holders:
             self._push(self._roster.doubt(self._roster.newest.generation))
             return self._done()
-        self._fail(self._divergences.went_back(stored))
+        self.fail(self._divergences.went_back(stored))
         if self.error is not None:
             return []
         self._quorum.start_over()
@@ -450,9 +450,9 @@ class Conductor:
             self._do(Tell(None, StoreSoon()))
         return self._done()
 
-    def fail(self, error: ElastixError) -> None:
-        """The run cannot go on."""
-        self._fail(error)
+    def fail(self, error: ElastixError | None) -> None:
+        """The run cannot go on, if there is an error. What came first counts."""
+        self.error = self.error or error
 
     def close(self) -> list[Action]:
         """The run is over: end all workers. Their deaths are no losses."""
@@ -551,7 +551,7 @@ class Conductor:
         if isinstance(verdict, ElastixError):
             if said.unseen:  # nor does the next run go on from what was stored since
                 self._write(as_event(said, "went back"))
-            self._fail(verdict)
+            self.fail(verdict)
         elif verdict is not None:
             self._write(verdict)
             if self._divergences.goes_back:
@@ -603,11 +603,11 @@ class Conductor:
             self._going_back = True  # others would found the group from another State
         state, replace = self.state, self._failure.replace
         losses, size = (state.losses, state.losses_in_a_row), self._terms.founders
-        self._fail(limits.too_many_losses(self._failure, *losses, size, state.step))
+        self.fail(limits.too_many_losses(self._failure, *losses, size, state.step))
         if replace:
             self._vacant_since = now
         elif self._roster.extinct and not self._shadows.can_go_on:
-            self._fail(limits.none_left(state.step))
+            self.fail(limits.none_left(state.step))
         self._do(Vacate(worker, Vacated.FREE if replace else Vacated.UNUSED))
 
     def _take_out(self, worker: int) -> None:
@@ -668,7 +668,7 @@ class Conductor:
         cut_off = self._detector.unreachable(trusted, now)
         if cut_off is not None:
             self._lose(cut_off, "unreachable", now)
-        self._fail(self._detector.hopeless(now))
+        self.fail(self._detector.hopeless(now))
 
     def _check_pace(self, now: float) -> None:
         """Tell who is slow for long; let it go, if that is asked for, at once."""
@@ -710,7 +710,7 @@ class Conductor:
                 self._quorum.start_over()
                 self._push(self._roster.found_with(ready))
                 return
-            self._fail(verdict)
+            self.fail(verdict)
         elif verdict is not None:
             self._do(Tell(None, Dismiss(verdict)))
 
@@ -726,12 +726,10 @@ class Conductor:
         founders, least = self._terms.founders, self._terms.min_workers
         unspent = self._unspent if self._more or self._room else 0
         left = len(self._workers) + max(0, founders - self._next_worker + unspent)
-        if left >= founders:
-            return
-        if left >= max(1, least):
+        if max(1, least) <= left < founders:
             self._push(self._roster.found_with(left))
-        elif not (left and self._more):
-            self._fail(limits.too_few_founders(left, least, self.state.gone))
+        elif left < founders and not (left and self._more):
+            self.fail(limits.too_few_founders(left, least, self.state.gone))
 
     def _fill(self, now: float) -> None:
         """Start a worker in every place that is free; spares when the group has come about.
@@ -784,10 +782,6 @@ class Conductor:
         if differ is not None:
             self._write(differ)
 
-    def _fail(self, error: ElastixError | None) -> None:
-        """What came first counts."""
-        self.error = self.error or error
-
     def _write(self, event: Event, sequence: int | None = None) -> None:
         self.state.take(event, sequence)
         self._do(Write(event, sequence))
@@ -795,14 +789,11 @@ class Conductor:
     def _do(self, action: Action) -> None:
         self._actions.append(action)
 
-    def _look_if_all_go(self) -> None:
-        """If nobody would be left, no one is let go; so the State is stored while it is there."""
+    def _done(self) -> list[Action]:
+        # If nobody would be left, no one is let go; so the State is stored while it is there.
         all_go = self._roster.founded and self._roster.all_go
         if all_go and not self._all_go:
             self._do(Tell(None, StoreSoon()))
         self._all_go = all_go
-
-    def _done(self) -> list[Action]:
-        self._look_if_all_go()
         actions, self._actions = self._actions, []
         return actions
