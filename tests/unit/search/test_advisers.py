@@ -4,6 +4,7 @@ import json
 import math
 import random
 from collections import Counter
+from itertools import product
 
 import pytest
 
@@ -14,8 +15,11 @@ from elastix.search.advisers import Advisers
 from elastix.search.executors.executor import WorkReport
 from elastix.search.executors.serial import Local
 from elastix.search.rungs import Asha, Median, Verdict
+from elastix.search.searchers.deephyper import DeepHyper
 from elastix.search.searchers.evolution import Evolution
+from elastix.search.searchers.optuna import Optuna
 from elastix.search.searchers.random import Random
+from elastix.search.searchers.screened import ScreenedEvolution
 from elastix.search.trial import TrialState
 from elastix.search.trial_database import TrialDatabase
 from tests.search_parts import SPACE, Drawing
@@ -135,11 +139,19 @@ SEARCHERS = {
     "evolution": lambda: Evolution(population=4, sample=2),
     "random": Random,
     "listening": Listening,
+    "screened": ScreenedEvolution,
+    "optuna": Optuna,
+    "deephyper": DeepHyper,
 }
+QUICK = ("evolution", "random", "listening")
+CUTS = [
+    *product(QUICK, range(1, 46, 4)),
+    *product(["screened", "optuna"], [18, 31]),
+    pytest.param("deephyper", 18, marks=pytest.mark.slow),
+]
 
 
-@pytest.mark.parametrize("name", SEARCHERS)
-@pytest.mark.parametrize("cut", range(1, 46, 4))
+@pytest.mark.parametrize(("name", "cut"), CUTS)
 def test_a_campaign_that_is_killed_goes_on_as_if_nothing_had_happened(
     tmp_path, monkeypatch, cut, name
 ):
@@ -191,7 +203,7 @@ def test_a_campaign_that_is_killed_goes_on_as_if_nothing_had_happened(
 def test_the_same_with_the_states_written_in_between(tmp_path, monkeypatch):
     monkeypatch.setattr("elastix.search.trial_book._SNAPSHOT_S", 3.0)  # of virtual time
     monkeypatch.setattr("elastix.search.trial_book._SNAPSHOTS_APART", 0)
-    for name in SEARCHERS:
+    for name in (*QUICK, "screened"):
         test_a_campaign_that_is_killed_goes_on_as_if_nothing_had_happened(
             tmp_path / name, monkeypatch, 31, name
         )
