@@ -286,10 +286,11 @@ class Loader:
             return
         raise ConfigError(
             f"the samples of loader {self.number} (files, or the indices of a Subset) are not "
-            "those that it had, though they are as many, so the positions that the State counts "
-            "mean other samples. Nothing was read. Put the former files back, or make the same "
-            "Subset: a worker that joins, or a run that goes on, does not know what was computed "
-            "before, unless it is in ctx.track. Or choose another run name."
+            "those that it had, though they are as many, or not in that order, so the positions "
+            "that the State counts mean other samples. Nothing was read. Put the former files "
+            "back, sort what glob or os.listdir gives, or make the same Subset: a worker that "
+            "joins, or a run that goes on, does not know what was computed before, unless it "
+            "is in ctx.track. Or choose another run name."
         )
 
     def left(self) -> None:

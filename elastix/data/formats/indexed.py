@@ -4,6 +4,8 @@ Without that, nobody could say which samples were used when workers come and go:
 be read from its beginning, and differently by each number of readers.
 """
 
+import os
+from collections.abc import Sequence
 from typing import Any, cast
 
 import numpy as np
@@ -11,6 +13,8 @@ from blake3 import blake3
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, IterableDataset, Subset
 
 from elastix.errors import ConfigError
+
+_PATHS = 10_000  # of very many so many are looked at, evenly spaced
 
 
 class Indexed(Dataset[Any]):
@@ -30,7 +34,7 @@ class Indexed(Dataset[Any]):
 
 
 def known_by(dataset: object) -> str:
-    """By which a dataset is known again that has as many samples: its files, or its indices.
+    """By which a dataset is known again that has as many samples: its files, paths, or indices.
 
     Empty if nobody knows: it is not read for this.
     """
@@ -44,7 +48,42 @@ def known_by(dataset: object) -> str:
         parts = [known_by(part) for part in dataset.datasets]
         lengths = dataset.cumulative_sizes
         return blake3(repr((parts, lengths)).encode()).hexdigest(16) if any(parts) else ""
-    return dataset.files if isinstance(dataset, Indexed) else ""
+    return dataset.files if isinstance(dataset, Indexed) else _by_paths(dataset)
+
+
+def _by_paths(dataset: object) -> str:
+    """A digest of the paths that it holds one of for each sample; empty if it does not.
+
+    What glob and os.listdir give is in an order of the file system's, which may be another one on
+    each node. The folder that all paths are in does not count: nodes may keep copies elsewhere.
+    """
+    try:
+        length, held = len(cast("Sequence[Any]", dataset)), vars(dataset)
+    except Exception:  # noqa: BLE001 - the user's code, which says it where samples are counted
+        return ""
+    found = []
+    for name, values in sorted(held.items()):
+        if isinstance(values, np.ndarray):
+            values = values.tolist() if values.dtype.kind in "OU" and values.ndim == 1 else ()
+        if not isinstance(values, list | tuple) or len(values) != length:
+            continue
+        rows = [*map(_row, values[:: length // _PATHS + 1])]
+        if rows and all(rows):
+            paths = [path for path, *_ in rows]
+            folder = os.path.commonprefix(paths).rpartition("/")[0]  # noqa: RUF071
+            cut = [(path[len(folder) :].lstrip("/"), *rest) for path, *rest in rows]
+            found.append((name, cut))
+    return blake3(repr(found).encode(errors="surrogatepass")).hexdigest(16) if found else ""
+
+
+def _row(value: object) -> tuple[Any, ...]:
+    """A path, and the label that may stand beside it; empty if it is none."""
+    path, *rest = value if isinstance(value, list | tuple) and value else (value,)
+    if isinstance(path, os.PathLike):
+        path = os.fspath(path)
+    if not (isinstance(path, str) and "." in path and path.rpartition(".")[2].isalnum()):
+        return ()
+    return str(path), *(one for one in rest if isinstance(one, int | str))
 
 
 _COMMAND = (

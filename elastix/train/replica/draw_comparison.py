@@ -128,8 +128,8 @@ def parted(step: int, drawn: Mapping[int, Drawn]) -> ReplicasDiffer:
         who += ", and one that has been lost since drew something else"
     if len({one.data for one in drawn.values() if one.batches}) > 1:
         who += (
-            ". Their datasets have other samples at these positions (another Subset), as if each "
-            "had chosen its own"
+            ". Their datasets have other samples at these positions: another Subset, as if each "
+            "had chosen its own, or files in another order (sort what glob or os.listdir gives)"
         )
     return ReplicasDiffer(
         f"the workers did not draw the same batches for step {step}: {who}. The step does not "

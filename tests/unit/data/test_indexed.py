@@ -1,6 +1,7 @@
 """What the loader takes, what it refuses, and that a position is the same sample for all."""
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -22,8 +23,10 @@ from tests.unit.data.test_loader import Pace
 
 
 class Plain(Dataset):
+    length = 12
+
     def __len__(self):
-        return 12
+        return self.length
 
     def __getitem__(self, index):
         return {"n": index}
@@ -200,6 +203,45 @@ def test_of_a_dataset_by_itself_and_of_odd_indices_nobody_knows():
     assert known_by(Plain()) == known_by(ConcatDataset([Plain(), Plain()])) == ""
     assert known_by(Subset(Plain(), ["a", "b"])) == ""
     assert known_by(Subset(Plain(), np.arange(3))) == known_by(Subset(Plain(), range(3)))
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (["b.png", "a.png"], ["a.png", "b.png"]),
+        ([Path("x/b.png"), Path("x/a.png")], [Path("x/a.png"), Path("x/b.png")]),
+        ([("a.png", 0), ("b.png", 1)], [("a.png", 1), ("b.png", 0)]),  # classes of a set
+        (np.array(["b.png", "a.png"]), np.array(["a.png", "b.png"])),
+        ([f"{n}.png" for n in range(30_000)], [f"{n}.png" for n in reversed(range(30_000))]),
+    ],
+    ids=["names", "paths", "labels", "array", "very many"],
+)
+def test_a_dataset_that_holds_a_path_for_each_sample_is_known_by_them(one, other):
+    def of(paths):
+        data = Plain()
+        data.length, data.samples = len(paths), paths
+        return known_by(data)
+
+    assert of(one) == of(list(one)) != ""
+    assert of(one) != of(other)
+
+
+@pytest.mark.parametrize(
+    "held",
+    [
+        ["A sentence.", "Another."],
+        ["a.png", None],
+        ["a.png"],
+        [torch.zeros(2), torch.ones(2)],
+        [[], []],
+        np.zeros((2, 3)),
+    ],
+    ids=["texts", "not read yet", "fewer", "tensors", "empty", "numbers"],
+)
+def test_what_else_a_dataset_holds_says_nothing_of_its_samples(held):
+    data = Plain()
+    data.length, data.held = 2, held
+    assert known_by(data) == ""
 
 
 def test_the_journal_and_the_audit_know_of_blocks(rows):

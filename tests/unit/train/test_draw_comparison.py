@@ -90,6 +90,31 @@ def test_other_samples_at_the_same_positions_are_another_draw():
     assert "another Subset" not in str(parted(3, {0: same, 1: replace(same, stop=5)}))
 
 
+def test_files_in_another_order_are_another_draw_wherever_they_lie():
+    """As glob gives them, on a node with another file system or copies in another folder."""
+
+    class Images(torch.utils.data.Dataset):
+        def __init__(self, paths):
+            self.paths = paths
+
+        def __len__(self):
+            return len(self.paths)
+
+        def __getitem__(self, index):
+            return self.paths[index]
+
+    def take_of(paths):
+        source = Source(dataset=Images(paths), batch_size=4, device=torch.device("cpu"))
+        return take(1, Loader(0, source, Worker(0, (0, 1))))
+
+    names = [f"{number // 4}/{number}.png" for number in range(8)]
+    here, there = ([f"/{folder}/{name}" for name in names] for folder in ("data", "scratch/copy"))
+    assert take_of(here) == take_of(there) == take_of(names)
+    swapped = take_of([*here[1::-1], *here[2:]])
+    assert swapped.mark != take_of(here).mark
+    assert "os.listdir" in str(parted(3, {0: take_of(here), 1: swapped}))
+
+
 def test_who_trains_other_parameters_is_told_from_who_draws_other_batches():
     """One that joined after they were unfrozen, say: the average would lack its samples."""
     alike, frozen, others = (drawn([loader()], frozen=which) for which in ((), (0, 2), (1, 2)))
