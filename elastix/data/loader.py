@@ -87,7 +87,8 @@ class Loader:
         turns: how often a batch was asked for.
         within: what of the worker's share of the last batch, or of the last slice, this process
             had; 1 for all.
-        overtaken: the State that came is of another epoch than the loop of the train function.
+        overtaken: the State that came is of another epoch than the loop of the train function, and
+            nobody has looked yet whether that matters.
         gave: the train function had a batch of it.
         came_to_none: it had none, as its loop over an epoch began where that had none left.
     """

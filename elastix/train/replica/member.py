@@ -507,6 +507,8 @@ class Member:
             self.settings.exact or self._steps.froze_otherwise
         )
         if not (minds or any(one.outrun for one in loaders)):
+            for one in loaders:  # what is frozen later on has nothing to do with the way in
+                one.overtaken = False
             return
         if self._driver.watching:
             raise Released(0)

@@ -601,6 +601,26 @@ def test_one_that_waits_in_a_loop_that_the_group_is_through_with_is_replaced(exa
         Member._look_if_overtaken(member)
 
 
+def test_one_that_may_go_on_in_another_epoch_may_freeze_other_parameters_later():
+    """As all do. It was replaced at the next boundary."""
+    dataset = Numbers(8)
+    loader = Loader(0, Source(dataset=dataset, batch_size=4, device=torch.device("cpu")), Pace())
+    loop = loader.epochs(3)
+    next(loop)
+    loader.load_state_dict({**loader.state_dict(), "epoch": 1})
+    assert loader.overtaken
+    member = SimpleNamespace(
+        settings=SimpleNamespace(exact=False),
+        _steps=SimpleNamespace(froze_otherwise=False),
+        _tracked=SimpleNamespace(loaders=[loader]),
+        _driver=SimpleNamespace(watching=False),
+        me=1,
+    )
+    Member._look_if_overtaken(member)
+    member._steps.froze_otherwise = True
+    Member._look_if_overtaken(member)
+
+
 def test_an_epoch_that_ends_for_who_had_batches_of_it_did_not_come_to_none():
     """A second loop over it has none, and every name that the first one sets is there."""
     loader, _ = loader_of()
