@@ -203,7 +203,6 @@ class Conductor:
             self._detector.hear(one.worker, Heartbeat(), now)
         # Also of those that could not be started: whoever takes over next takes them for gone.
         self._next_worker = max([-1, *state.started, *state.out, *known, *self._workers]) + 1
-        self._unspent = self._next_worker - len(state.out.union(self._workers))
         for one in present:
             if one.shadow:
                 self._shadows.level(one.worker, one.operation)
@@ -214,6 +213,7 @@ class Conductor:
         newest = max([state.generation, *(one.generation for one in present)])
         for worker in sorted(state.unaccounted(self._workers)):
             self._write(WorkerLost(worker=worker, rank=-1, generation=newest, cause="died unseen"))
+        self._unspent = self._next_worker - len(state.out.union(self._workers))
         if not (holders or founding):
             self._write(stored)
         self._push(self._roster.take_over(newest, holders, waiting, founding))

@@ -706,6 +706,22 @@ def test_another_conductor_starts_founders_again_that_were_not_lost_also_if_nobo
     assert isinstance(conductor.error, QuorumLost)
 
 
+def test_another_conductor_awaits_nobody_in_place_of_a_group_that_died_with_the_one_before():
+    """Nobody is replaced, whatever room there is."""
+    state = RunState()
+    for event in (
+        *(WorkerStarted(worker=worker, pid=1, node="", device="cpu") for worker in (0, 1)),
+        GenerationFormed(generation=1, members=(0, 1), cause="start", urgent=True),
+        StepCommitted(step=1, generation=1, world_size=2, batches=()),
+    ):
+        state.take(event)
+    conductor = Conductor(World(2, replace=False).terms)
+    conductor.take_over(state, [], {0, 1}, Resumed(step=0, ref=""), 1.0)
+    conductor.room(0, more=True, now=1.0)
+    conductor.tick(1.2)
+    assert isinstance(conductor.error, QuorumLost)
+
+
 def test_another_conductor_gives_nobody_the_id_of_one_that_could_not_be_started():
     """A third one would end whoever has it, as the journal has it that this one is gone."""
     state = RunState()
