@@ -83,6 +83,7 @@ class Checkpoints:
         self._outlets = outlets
         self._kept = _kept(store, run)
         self._before: set[Ref] = set()  # stored when this coordinator began
+        self._final_before: Ref | None = None  # and which of them was the final one
         self._origin: tuple[Ref, ...] = ()  # parents of the first State of this run
         self._line: tuple[Ref, ...] = ()  # and of the next one
         self._line_before: tuple[Ref, ...] = ()  # and of one that replaces the newest
@@ -115,6 +116,7 @@ class Checkpoints:
         found = _kept(self.store, self._run)
         self._kept = [replace(k, score=None) if k.ref in scored_otherwise else k for k in found]
         self._before = {kept.ref for kept in found}
+        self._final_before = self.store.tags().get(f"{self._run}/final")
         newest = max(self._kept, key=lambda kept: kept.step, default=None)
         if newest is not None and self.last() is None:  # whoever took one away was killed
             self.store.tag(f"{self._run}/last", newest.ref)
@@ -406,8 +408,7 @@ class Checkpoints:
     def _was_stored_before(self, mark: CheckpointId) -> bool:
         """Whether this may be what the coordinator of a controller that was killed has stored."""
         there = {kept.ref for kept in self._kept if kept.step == mark.step} & self._before
-        is_final = self.store.tags().get(f"{self._run}/final") in there
-        return bool(there) and (is_final or mark.order < _FINAL)
+        return bool(there) and (mark.order < _FINAL or self._final_before in there)
 
     def _commit(self, assembly: Assembly) -> None:
         step, chief = assembly.mark.step, assembly.chief

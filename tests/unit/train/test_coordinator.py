@@ -132,6 +132,27 @@ def test_who_comes_late_to_a_state_that_another_controller_has_stored_does_not_r
     after.checkpoints.close()
 
 
+def test_what_another_controller_has_stored_is_known_though_the_store_cannot_be_read(
+    run, tmp_path, monkeypatch
+):
+    """An error would end the coordinator, and who has offered a State would wait for ever."""
+
+    def fails():
+        raise StoreError("the disk does not answer.")
+
+    store(run, 20, (0, 1))
+    run.checkpoints.stop()
+    run.checkpoints.store.close()
+    after = Run(tmp_path)
+    after.checkpoints.take_up()
+    with monkeypatch.context() as patched:
+        patched.setattr(after.checkpoints.store, "tags", fails)
+        after.offer(1, (0, 1), CheckpointId(20), digests={"model": "another"})
+        after.checkpoints.lost(0)
+        assert after.heard(CheckpointEnded)[1].ref is None
+    after.checkpoints.close()
+
+
 @pytest.mark.parametrize(
     ("steps", "left"), [({18, 19}, 19), ({18}, 18), ({17, 19, 20}, 20), ({17}, None), ((), None)]
 )
