@@ -262,6 +262,7 @@ class Assembly:
         processes = Counter(holder // chief.places for holder in alike)
         whole = [worker for worker, number in processes.items() if number == chief.places]
         if not whole:
+            self._writer = None  # if there was one it is lost: what others have counts again
             return alike
         if self._writer not in whole:  # nor does one count of whose processes some were asked
             self._writer = min(whole)

@@ -109,6 +109,24 @@ def test_nothing_of_another_worker_is_in_what_belongs_together_if_its_processes_
     assert assembly.chief.meta == {"of": 1}
 
 
+def test_if_who_writes_what_belongs_together_is_lost_and_nobody_has_all_of_it_others_are_heard():
+    """What they wrote did not count, and the checkpoint was waited for until they were lost."""
+    members = (0, 1, 2, 3)
+    assembly = Assembly(MARK, 0.0)
+    for holder in (0, 1, 2):  # of worker 1 the process at place 1 has none
+        assembly.offer(holder, replace(crew_offer(holder % 2, 2, members), by_one=True))
+    assembly.lost(3)
+    assert assembly.gathered(0.0, 1.0)
+    assert set(assembly.orders()) == {0, 1}
+    assembly.deliver(share(names_of(1, 2)), 1)
+    assembly.lost(0)
+    assembly.lost(1)
+    assert not assembly.hopeless(0.0, 1.0)
+    assert set(assembly.orders()) == {2}
+    assembly.deliver(share(names_of(0, 2)), 2)
+    assert assembly.complete
+
+
 def test_tied_tensors_are_written_by_one_worker():
     for order in gathered(0, 1, 2, 3, 4).orders().values():
         assert ("b" in order.names) == ("tied to b" in order.names)
