@@ -221,6 +221,10 @@ class Checkpoints:
         if not self._idle.is_set():
             self._inbox.put((_NOBODY, None))
 
+    def refuse(self, error: ElastixError) -> None:
+        """The run ends for this reason, and nothing is stored of it any more."""
+        self._fail(error)
+
     def give_up(self) -> None:
         """All workers are lost: what is not stored by now never will be. Blocks until it is so."""
         self._idle.clear()

@@ -217,7 +217,7 @@ class Shell(ABC):
             if unjudged is not None and self._settings.goes_back:
                 self._emit(unjudged)
             elif unjudged is not None:
-                self._conductor.fail(fault_before(unjudged))
+                self._checkpoints.refuse(fault_before(unjudged))
             return self._stored()
 
     def _go_back(self) -> None:

@@ -17,6 +17,7 @@ from elastix.events import (
     RunStarted,
     SamplesLeftOut,
     StateDropped,
+    StateNotStored,
     StateStored,
     StepCommitted,
 )
@@ -259,6 +260,19 @@ def test_a_run_that_does_not_go_back_for_them_is_ended_by_another_shell(tmp_path
     assert ended.outcome == "failed"
     assert "workers 0 and 2 hold different States" in ended.message
     assert "another controller" in ended.message
+
+
+def test_nor_does_another_shell_store_what_one_of_them_holds_before_it_ends_the_run(tmp_path):
+    """Who held something else may be dead, and the next run would go on from it."""
+    before, *_ = differs_and_is_killed(tmp_path)
+    shell = Alone(tmp_path, before.opening)
+    shell._settings = replace(shell._settings, sentinel=False)
+    shell._take_up()
+    shell.offer(12, 0, members=(0, 2))
+    shell._checkpoints.lost(2)
+    assert shell._checkpoints.settle(20)
+    assert [e.step for e in shell.events if isinstance(e, StateNotStored)] == [12]
+    shell._close()
 
 
 @pytest.mark.parametrize("sentinel", [True, False])
