@@ -117,8 +117,9 @@ def restored_as(value: Any, like: Any) -> Any:  # noqa: ANN401
     something `is` a member of an enumeration.
     """
     if type(value) is dict and isinstance(like, Mapping):
-        named = _is_named(value)
-        known = [key for key in like if named and key in value]
+        # In another order it comes from a worker or from memory, and has lost nothing.
+        sorted_by_name = _is_named(value) and [*value] == sorted(value)
+        known = [key for key in like if sorted_by_name and key in value]
         keys = {**dict.fromkeys(known), **value}
         return {key: restored_as(value[key], like.get(key)) for key in keys}
     if type(value) in (list, tuple) and isinstance(like, list | tuple) and len(value) == len(like):

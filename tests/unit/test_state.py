@@ -688,6 +688,13 @@ def test_a_dict_comes_back_from_a_store_in_the_order_of_the_object_that_takes_it
     assert list(taken.seen.items()) == [(7, "a"), (4, "b")]  # pairs are compared in their order
 
 
+def test_a_dict_that_another_worker_gives_comes_in_the_order_that_it_has_there():
+    """It was in no store, so nothing has sorted it: what was used last may come last."""
+    given, taken = ByName(layer2=2, layer10=10, bias=3), ByName(bias=0, layer10=0, layer2=0)
+    restore(capture({}, {"average": given}, {"step": 1}), {}, {"average": taken})
+    assert list(taken.values) == ["layer2", "layer10", "bias"]
+
+
 class Phase(StrEnum):
     WARM = "warm"
     COOL = "cool"
