@@ -252,6 +252,8 @@ def _check_tied(module: torch.nn.Module, given: Mapping[str, Any]) -> None:
     for name, tensor in live.items():
         if not isinstance(tensor, torch.Tensor) or tensor.is_meta or name not in given:
             continue
+        if torch.nn.parameter.is_lazy(tensor):  # it has no memory until it is loaded
+            continue
         first = firsts.setdefault(identity(tensor), name)
         if first != name and not torch.equal(raw_bytes(given[first]), raw_bytes(given[name])):
             raise StateError(

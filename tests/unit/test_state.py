@@ -566,6 +566,13 @@ def test_two_tensors_are_not_loaded_into_a_model_where_they_are_one():
         state.load_into(pair(tied=False))  # where all tensors have one address
 
 
+def test_a_model_whose_shapes_are_known_once_it_is_loaded_takes_them_from_the_state():
+    state = State(pair(tied=False).state_dict())
+    model = torch.nn.Sequential(torch.nn.LazyLinear(2), torch.nn.LazyLinear(2))
+    state.load_into(model)
+    assert all(torch.equal(state.tensors[name], one) for name, one in model.state_dict().items())
+
+
 class Holds:
     def __init__(self, value) -> None:
         self.value = value
