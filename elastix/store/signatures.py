@@ -12,6 +12,7 @@ Models are only comparable by prefix if their signatures were taken in the same 
 import copy
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from types import ModuleType
 from typing import Any
 
@@ -147,13 +148,38 @@ def _stand_in(module: nn.Module) -> nn.Module:
     for parameter in module.parameters():
         empty = torch.empty_like(parameter, device="meta")
         memo[id(parameter)] = nn.Parameter(empty, parameter.requires_grad)
-    for part in module.modules():
+    parts = [*module.modules()]
+    for part in parts:
         memo |= {id(each): each for each in vars(part).values() if isinstance(each, torch.Tensor)}
+        memo |= {id(b): b.detach().clone() for b in part._buffers.values() if b is not None}
         if _is_leaf(part) and not part._modules:  # never looked into; deepcopy takes ten times that
             memo[id(part)] = twin = copy.copy(part)
             twin._parameters = {n: memo.get(id(p)) for n, p in part._parameters.items()}
-            twin._buffers = {n: None if b is None else b.clone() for n, b in part._buffers.items()}
-    return copy.deepcopy(module, memo)
+            twin._buffers = {n: memo.get(id(b)) for n, b in part._buffers.items()}
+    for part in reversed(parts):  # what a module is made of comes before it
+        if id(part) not in memo:
+            _copy_each([each for name, each in vars(part).items() if name != "_modules"], memo)
+            copy.deepcopy(part, memo)
+    stand_in: nn.Module = memo[id(module)]
+    return stand_in
+
+
+def _copy_each(values: list[Any], memo: dict[int, Any]) -> None:
+    """Copy what can be copied; of the rest a shell, or itself if there is none, as of a lock.
+
+    A trained model may hold what its last pass has computed, with all that this came from: such
+    tensors have no copies. Its children, which are fresh, have to find the same signature.
+    """
+    for value in values:
+        known = len(memo)
+        try:
+            copy.deepcopy(value, memo)
+        except Exception:  # noqa: BLE001 - of any kind
+            for begun in [*memo][known:]:
+                del memo[begun]
+            memo[id(value)] = value
+            with suppress(Exception):
+                memo[id(value)] = copy.copy(value)
 
 
 def _from_fx(module: nn.Module, graph: _Graph) -> bool:

@@ -2,6 +2,7 @@
 
 import importlib
 import math
+import threading
 from collections import Counter
 from collections.abc import Callable
 from itertools import pairwise
@@ -293,6 +294,35 @@ def test_what_a_forward_pass_changes_is_left_as_it_is() -> None:
     assert [layer.name for layer in found.layers] == ["student", "teacher", "scale", "seen"]
     assert all(torch.equal(before[name], one) for name, one in module.state_dict().items())
     assert (module.calls, module.kept, set(vars(module))) == (0, [], names)
+
+
+class Observed(nn.Module):
+    """Holds what has no copy: a lock, and what its passes have computed. It runs `b` first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lock, self.seen = threading.Lock(), list[torch.Tensor]()
+        self.a, self.b = nn.Linear(3, 3), nn.Linear(3, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = self.b(x)
+        with self.lock:
+            self.seen.append(y)
+        z: torch.Tensor = self.a(y)
+        return z
+
+
+@pytest.mark.parametrize("wrap", [lambda module: module, nn.Sequential], ids=["alone", "within"])
+def test_what_cannot_be_copied_makes_no_other_signature(
+    wrap: Callable[[nn.Module], nn.Module],
+) -> None:
+    """Fresh and trained: a child of the one inherits from the other."""
+    module = Observed()
+    fresh = signature(wrap(module))
+    assert [layer.name[-1] for layer in fresh.layers] == ["b", "a"]
+    module(torch.ones(1, 3))
+    assert signature(wrap(module)) == fresh
+    assert [type(one) for one in module.seen] == [torch.Tensor]
 
 
 def test_a_parameter_of_a_module_matches_those_of_its_own_name() -> None:
