@@ -80,6 +80,11 @@ class Search(TuneSearcher):
         ConfigError: something given here cannot work.
     """
 
+    _in_steps = True
+    """Quantised logarithmic domains are numbers of steps; in earlier versions they were values."""
+    _in_values: tuple[ConfigurationSpace, dict[str, dict[Any, Any]]] | None = None
+    """The space and the labels that these had; None: there are no such domains."""
+
     def __init__(
         self,
         searcher: Searcher | None = None,
@@ -157,8 +162,10 @@ class Search(TuneSearcher):
             return not config
         self._metric, self._mode = metric or self._metric, mode or self._mode
         if self._space is None:
-            self._space, steps = _by_steps(space_of(config), config)
-            self._labelled = _labelled(config) | steps
+            values, labels = space_of(config), _labelled(config)
+            self._space, steps = _by_steps(values, config)
+            self._labelled = labels | steps
+            self._in_values = (values, labels) if steps else None
             self._nested = True
         self._begin()
         return True
@@ -265,6 +272,7 @@ class Search(TuneSearcher):
             "asked": self._asked,
             "experiment": self._experiment,
             "begun": self._begun_with(),
+            "in_steps": self._in_steps,
         }
         Path(checkpoint_path).write_text(json.dumps(state))
 
@@ -282,6 +290,7 @@ class Search(TuneSearcher):
             ConfigError: neither it nor an earlier version that saved this knows the space.
         """
         state = json.loads(Path(checkpoint_path).read_text())
+        self._in_steps = state.get("in_steps", False)  # earlier versions say nothing of it
         if self._objectives is None:
             begun = state.get("begun")  # earlier versions have none
             if begun is None:
@@ -293,6 +302,9 @@ class Search(TuneSearcher):
             known = cloudpickle.loads(b64decode(begun))
             self._metric, self._mode, self._space, self._nested, self._labelled = known
             self._mode = self._mode or "max"  # as an earlier version took it
+            self._begin()
+        elif not self._in_steps and self._in_values is not None:
+            self._space, self._labelled = self._in_values  # what its trials were given
             self._begin()
         self._elastix.load_state_dict(state["searcher"])
         self._live = {key: Trial.from_json(value) for key, value in state["live"].items()}

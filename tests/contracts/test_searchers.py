@@ -460,6 +460,12 @@ class TestOptuna(SearcherContract):
         assert theirs.state_dict() == ours.state_dict()
         assert theirs.ask(2) == ours.ask(2)
 
+    def test_one_that_an_earlier_version_has_started_goes_on(self):
+        """Tune pickles one that was given its space: Search(space=..., metric=..., mode=...)."""
+        searcher = self.started(smooth())
+        del searcher.__dict__["_drawn"]
+        assert len(searcher.ask(2)) == 2
+
     @pytest.mark.parametrize("options", [{}, {"n_startup_trials": 4, "constant_liar": False}])
     def test_at_first_it_draws_what_the_space_says_is_likely(self, options):
         likely = [

@@ -471,3 +471,35 @@ def test_a_store_that_cannot_be_made_is_told_before_a_trial_is_started(tmp_path)
     (tmp_path / "file").write_text("in its way")
     with pytest.raises(StoreError):
         begun(store=tmp_path / "file" / "store").suggest("one")
+
+
+@pytest.mark.parametrize("searcher", [elastix.Evolution, elastix.Optuna])
+def test_a_tuner_of_an_earlier_version_goes_on_in_the_values_that_its_trials_had(
+    tmp_path, monkeypatch, searcher
+):
+    """Its 64 are no 64 steps of 8. With an error here Tune drops the trials of before."""
+    state = tmp_path / "state"
+
+    def of_now():
+        search = elastix.tune.Search(searcher(), metric="score", mode="max")
+        domains = {"one": tune.qlograndint(8, 1024, 8), "x": tune.uniform(0, 1)}
+        search.set_search_properties(None, None, domains)
+        return search
+
+    with monkeypatch.context() as then:
+        then.setattr(elastix.tune, "_by_steps", lambda space, config: (space, {}))
+        first = of_now()
+    for number in range(4):
+        first.suggest(str(number))
+        first.on_trial_complete(str(number), {"score": number / 10})
+    first.save(str(state))
+    known = json.loads(state.read_text())
+    del known["in_steps"]
+    state.write_text(json.dumps(known))
+    again = of_now()
+    again.restore(str(state))
+    assert again.suggest("4") == first.suggest("4")
+    again.save(str(state))
+    later = of_now()
+    later.restore(str(state))
+    assert later.suggest("5") == again.suggest("5")

@@ -99,6 +99,7 @@ class Optuna:
 
     history = HistoryOnceStarted()
     proposes_parents = False
+    _drawn = 0  # of one that an earlier version has started, and Tune has pickled
 
     @property
     def hears_of_paused(self) -> bool:
