@@ -338,9 +338,11 @@ class LoneLoader:
         self._script.enter()
         if self._shared is None:
             options = self._options
-            if options["shuffle"] and "seed" not in options:
-                seed = self._script.seed_of_next_order(self._whole.generator)
-                options = {**options, "seed": seed}
+            generator = self._whole.generator
+            if options["shuffle"]:
+                options = {**options, "seed": self._script.seed_of_next_order(generator)}
+            elif generator is not None:  # the seed of what samples draw
+                options = {**options, "seed": generator.initial_seed()}
             self._shared = self._script.ctx.loader(self.dataset, **options)
         for epoch in self._shared.epochs(total):
             self.within, self._through = True, False

@@ -368,6 +368,18 @@ def test_two_loaders_that_shuffle_have_orders_of_their_own_as_alone(tmp_path, tr
     assert audit(result.events).exact
 
 
+def on_one_in_order(ctx):
+    given = torch.Generator().manual_seed(7)
+    on_two_loaders(ctx, lambda data: DataLoader(data, 6, generator=given))
+
+
+def test_a_loader_that_does_not_shuffle_has_the_seed_of_its_generator(tmp_path):
+    """What samples draw depends on it, and a run goes on with that seed alone."""
+    result = run_local(on_one_in_order, 2, directory=tmp_path / "run", seed=3)
+    opened = [event for event in result.events if isinstance(event, LoaderOpened)]
+    assert [(one.shuffle, one.seed) for one in opened] == [(False, 7), (True, 3)]
+
+
 def accumulating(ctx):
     """Two models and optimizers, one step for each pair of batches."""
     fabric, first, optimizer, loader = set_up(ctx)
