@@ -29,6 +29,12 @@ def given_device() -> torch.device:
         return torch.device("cpu")
     # Ray hides all others, so that it comes first, unless it was told not to.
     hides = os.environ.get("RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES", "") in ("", "0")
-    device = torch.device("cuda", 0 if hides else int(given[0]))
+    device = torch.device("cuda", 0 if hides else _place(str(given[0]).strip()))
     torch.cuda.set_device(device)
     return device
+
+
+def _place(gpu: str) -> int:
+    """Where torch has a GPU. Of those that Ray itself was started with Ray gives the names."""
+    seen = [name.strip() for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")]
+    return seen.index(gpu) if gpu in seen else int(gpu)

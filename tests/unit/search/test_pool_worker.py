@@ -210,8 +210,24 @@ def test_a_process_computes_on_the_gpu_that_ray_gave_it(
     told_not_to_hide: str, index: int, gpus: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES", told_not_to_hide)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     assert given_device() == torch.device("cuda", index)
     assert gpus == [torch.device("cuda", index)]
+
+
+@pytest.mark.usefixtures("gpus")
+@pytest.mark.parametrize(
+    ("seen", "given", "index"),
+    [("1,3", "3", 1), ("GPU-aa, GPU-bb", " GPU-bb", 1), ("2", "2", 0), ("", 2, 2)],
+)
+def test_a_gpu_is_counted_among_those_that_ray_was_started_with(
+    seen: str, given: str | int, index: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Torch sees no others. A pool took all of them for broken, and an id was no number."""
+    monkeypatch.setenv("RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES", "1")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", seen)
+    monkeypatch.setattr(ray, "get_gpu_ids", lambda: [given])
+    assert given_device() == torch.device("cuda", index)
 
 
 @pytest.mark.usefixtures("gpus")
