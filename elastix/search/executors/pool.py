@@ -373,6 +373,8 @@ class Pool:
             del self._handles[handle.number]
             _end(handle)
             self._avoid(node, other or SearchError(failed))
+        elif trial_memory.out_of_memory(answer.failed):  # by others: it is full, and not broken
+            return self._dead(handle, SearchError(answer.failed))
         elif answer.failed:
             self._park(handle, answer)
         else:

@@ -532,6 +532,19 @@ def test_where_a_gpu_does_nothing_for_a_new_process_others_go_on_and_it_is_given
     assert ended == [2, 3]
 
 
+def test_a_gpu_that_is_full_as_a_worker_begins_is_not_broken_and_is_tried_again(
+    on_gpus, asked_of_ray
+):
+    """The trial of a worker that shares it may fill it. It was given to nobody any more."""
+    pool = on_gpus
+    pool._handles.pop(1)
+    pool._packer.leave(1)
+    come(pool, 2, 1, failed="AcceleratorError: CUDA error: out of memory")
+    assert not pool._parked
+    assert len(asked_of_ray) == 1  # for another process
+    assert pool._wanted() == 2
+
+
 def test_a_gpu_that_fails_in_two_trials_in_a_row_is_given_up_and_costs_the_second_nothing(
     on_gpus, asked_of_ray
 ):
