@@ -5,6 +5,23 @@ a row, each in a process of its own, say that it is the GPU. Not here: that a pr
 begun can compute nothing on it, which says so at once (pool_worker).
 """
 
+_OF_PROGRAMS = (
+    "an illegal memory access was encountered",
+    "an illegal instruction was encountered",
+    "misaligned address",
+    "operation not supported on global/shared address space",
+    "invalid program counter",
+    "unspecified launch failure",
+    "CUBLAS_STATUS_",
+    "CUDNN_STATUS_",
+)
+"""What GPUs that fail say, and others when a kernel makes a mistake or memory is short."""
+
+
+def may_be_the_program(said: str) -> bool:
+    """Whether an error of a GPU may be a trial's own, as it would be for each with such sizes."""
+    return any(one in said for one in _OF_PROGRAMS)
+
 
 class FailingGpus:
     """By their names."""

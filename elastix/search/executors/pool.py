@@ -43,7 +43,7 @@ from elastix.search.executors.executor import (
     Work,
     WorkReport,
 )
-from elastix.search.executors.failing_gpus import FailingGpus
+from elastix.search.executors.failing_gpus import FailingGpus, may_be_the_program
 from elastix.search.executors.group_worker import GroupWorker, journal_of
 from elastix.search.executors.packer import Packer, Placement, Reserve
 from elastix.search.executors.pool_worker import GIVEN_BACK, Hello, LoneWorker, packed
@@ -489,8 +489,9 @@ class Pool:
         """Its process can compute nothing any more: another takes its place, and what is queued."""
         said = handle.hello
         queued = [given.work.number for given in handle.inhand]
-        lost = ended.kind is EndedKind.LOST  # otherwise it was the program
-        if said and lost and self._gpus.failed(said.host, handle.number, ended.number):
+        told = f"{ended.summary}\n{ended.traceback}"
+        broken = ended.kind is EndedKind.LOST and not may_be_the_program(told)
+        if said and broken and self._gpus.failed(said.host, handle.number, ended.number):
             self._park(handle, replace(said, failed=ended.summary))
             back = [ended.number, *queued]
             return [Ended(number=number, kind=EndedKind.RETURNED) for number in back]

@@ -561,6 +561,26 @@ def test_a_gpu_that_fails_in_two_trials_in_a_row_is_given_up_and_costs_the_secon
     assert pool._wanted() == 1
 
 
+@pytest.mark.parametrize(
+    "said",
+    [
+        "AcceleratorError: CUDA error: an illegal memory access was encountered",
+        "RuntimeError: cuDNN error: CUDNN_STATUS_INTERNAL_ERROR",
+    ],
+)
+def test_what_may_be_a_mistake_of_a_kernel_says_nothing_of_its_gpu(on_gpus, said):
+    """Two configurations that make it had ended the campaign on one GPU, and each run() again."""
+    pool = on_gpus
+    for number in range(2):
+        pool.submit(Work(number=number, name=f"a-{number:05d}", config={}, seed=2))
+    failed = {**FAILED, "summary": "its GPU failed: ValueError: step 7", "traceback": said}
+    assert ends(pool, 1, **failed) == (1, [(1, EndedKind.LOST)])
+    come(pool, 2, 1)
+    pool.submit(Work(number=5, name="a-00005", config={}, seed=2))
+    assert ends(pool, 1, **failed) == (2, [(5, EndedKind.LOST)])
+    assert not pool._parked
+
+
 def test_one_trial_or_one_moment_says_nothing_of_a_gpu():
     gpus = FailingGpus()
     for worker in range(2):  # they share it, and all its processes fail at once
