@@ -343,6 +343,11 @@ class Pool:
         ended = self._over(handle, answer)
         if isinstance(ended.error, OtherCode) and ended.error.node:  # one of its group is there
             self._avoid(ended.error.node, ended.error)
+            said = handle.hello
+            if said and said.node == ended.error.node:  # and so would its next controllers be
+                del self._handles[handle.number]
+                self._packer.leave(handle.number)
+                _end(handle)
             return [Ended(number=ended.number, kind=EndedKind.RETURNED)]
         if ended.kind is EndedKind.RETURNED and not self._any_group():
             raise SearchError(f"{ended.summary} No trial is lost: run() again goes on.")

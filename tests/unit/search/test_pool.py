@@ -683,6 +683,18 @@ def test_a_group_that_meets_a_node_with_other_code_runs_elsewhere(of_groups, mon
         pool._check_start()
 
 
+def test_who_looks_after_groups_on_a_node_with_other_code_does_so_no_more(of_groups):
+    """It was changed meanwhile. Whatever that worker was given came back, without end."""
+    pool, handle = of_groups, of_groups._handles[0]
+    why = OtherCode("node n has elastix 9", node="n")  # where the worker is
+    ended = Ended(number=0, kind=EndedKind.RAISED, error=why)
+    (back,) = pool._take(handle, handle.first.ref, packed(ended))
+    assert (back.number, back.kind) == (0, EndedKind.RETURNED)
+    assert list(pool._handles) == [1]
+    pool.submit(Work(number=0, name="a-00000", config={}, seed=2))
+    assert pool.held_back == {0}  # until there is another
+
+
 @pytest.mark.parametrize("at_work", [False, True])
 def test_a_group_without_room_is_not_lost_and_waits_as_long_as_another_one_trains(
     of_groups, at_work
