@@ -162,6 +162,7 @@ class Pool:
         self._parked: dict[int, _WorkerHandle] = {}  # they hold GPUs that fail, or Ray gives these
         self._unfit: ElastixError | None = None  # why the last node, or GPU, was given up
         self._given_up: ElastixError | None = None  # as soon as all that has happened was told
+        self._group_s = 0.0  # when a group ended last that had begun
 
     # ------------------------------------------------------------------ Executor
 
@@ -340,6 +341,7 @@ class Pool:
         if answer == GIVEN_BACK:  # whichever of the two answers is heard of first
             turns = [given.turn for given in handle.inhand if given.ref == ref]
             return self._given_back(handle, turns)
+        since = handle.begun_s
         ended = self._over(handle, answer)
         if isinstance(ended.error, OtherCode) and ended.error.node:  # one of its group is there
             self._avoid(ended.error.node, ended.error)
@@ -349,16 +351,16 @@ class Pool:
                 self._packer.leave(handle.number)
                 _end(handle)
             return [Ended(number=ended.number, kind=EndedKind.RETURNED)]
-        if ended.kind is EndedKind.RETURNED and not self._any_group():
+        if ended.kind is EndedKind.RETURNED and not self._any_group(since):
             raise SearchError(f"{ended.summary} No trial is lost: run() again goes on.")
         return self._retire(handle, ended) if ended.spent else [ended]
 
-    def _any_group(self) -> bool:
-        """Whether one is at work, and does not wait for room as well."""
+    def _any_group(self, since: float) -> bool:
+        """Whether one is at work, and does not wait for room as well; or one was, since then."""
         at_work = [handle for handle in self._handles.values() if handle.inhand]
         for handle in at_work:
             _read_journal(handle)
-        return any(handle.group_began for handle in at_work)
+        return self._group_s > since or any(handle.group_began for handle in at_work)
 
     def _meet(self, handle: _WorkerHandle, answer: Any) -> list[WorkReport | Ended]:  # noqa: ANN401
         """A worker says who it is, or what became of that."""
@@ -400,6 +402,8 @@ class Pool:
         work = given.work
         self._packer.end(work.number)
         _read_journal(handle)
+        if handle.group_began:
+            self._group_s = time.monotonic()
         handle.asked_s = handle.begun_s = time.monotonic()
         if isinstance(value, bytes):
             ended: Ended = pickle.loads(value)
@@ -649,6 +653,16 @@ class Pool:
             fit -= sum(h.hello.node in there for h in self._parked.values() if h.hello)
         return fit // self._scaling.min_workers
 
+    @property
+    def _would_fit(self) -> bool:
+        """Whether there would be room for one if nothing were avoided: else nodes are gone."""
+        return fit_on_nodes(self._scaling) >= self._scaling.min_workers
+
+    def _at_work(self) -> bool:
+        """Whether somebody is there who can run trials; a group may have no room."""
+        groups = self._scaling.max_workers > 1
+        return bool(self._hellos) and (not groups or self._any_group(time.monotonic()))
+
     def _wanted(self) -> int:
         most = max(1, self._fit)
         if self._parallel is None:
@@ -704,8 +718,7 @@ class Pool:
                     del self._handles[handle.number]
                     _end(handle)
                     self._recruited_s = 0.0  # at once
-        waits = not ready or self._scaling.max_workers > 1  # groups may have no room
-        if waits and self._unfit is not None and not self._fit:
+        if self._unfit is not None and not self._fit and self._would_fit and not self._at_work():
             raise self._unfit
         if not ready and now - self._opened_s > limit_s:
             raise SearchError(

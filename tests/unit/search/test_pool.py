@@ -712,3 +712,40 @@ def test_a_group_without_room_is_not_lost_and_waits_as_long_as_another_one_train
         return
     (back,) = pool._take(handle, handle.first.ref, packed(ended))
     assert (back.number, back.kind) == (0, EndedKind.RETURNED)
+
+
+def one_event(pool, work):
+    """In the journal of a group that has begun."""
+    with Journal(journal_of(work, pool._store)) as journal:
+        journal.append(Reported(seq=0, step=1, metrics={}))
+
+
+def test_a_group_without_room_also_waits_if_another_one_has_just_ended(of_groups):
+    """Nothing was to be seen of the next one yet, and a campaign ended that had room."""
+    pool, handle, other = of_groups, of_groups._handles[0], of_groups._handles[1]
+    one_event(pool, other.first.work)
+    pool._take(other, other.first.ref, packed(Ended(number=1, kind=EndedKind.FINISHED)))
+    no_room = packed(Ended(number=0, kind=EndedKind.RETURNED, summary="the cluster had no room."))
+    (back,) = pool._take(handle, handle.first.ref, no_room)
+    assert (back.number, back.kind) == (0, EndedKind.RETURNED)
+    pool.submit(Work(number=0, name="a-00000", config={}, seed=2))
+    (handle,) = [one for one in pool._handles.values() if one.inhand]
+    with pytest.raises(SearchError, match="the cluster had no room"):  # nobody trained meanwhile
+        pool._take(handle, handle.first.ref, no_room)
+
+
+def test_a_campaign_of_groups_is_not_given_up_while_one_trains_or_since_nodes_are_gone(
+    of_groups, monkeypatch
+):
+    """It ended at once, for a node that had been refused hours before."""
+    pool, other = of_groups, of_groups._handles[1]
+    pool._avoid("other", OtherCode("node other has elastix 9", node="other"))
+    one_event(pool, other.first.work)
+    monkeypatch.setattr(ray, "nodes", lambda: nodes("other"))
+    pool._check_start()
+    pool._take(other, other.first.ref, packed(Ended(number=1, kind=EndedKind.LOST)))
+    monkeypatch.setattr(ray, "nodes", list)
+    pool._check_start()  # others may come in their place
+    monkeypatch.setattr(ray, "nodes", lambda: nodes("other"))
+    with pytest.raises(OtherCode, match="node other has elastix 9"):
+        pool._check_start()
