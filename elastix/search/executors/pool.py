@@ -376,10 +376,12 @@ class Pool:
         else:
             node, has, failed = answer.node, getattr(answer, "installation", None), ""
         other = other_code(installation(), has, f"node {node} ({who})", node)
-        if other is not None or failed:
+        if other is not None:
             del self._handles[handle.number]
             _end(handle)
-            self._avoid(node, other or SearchError(failed))
+            self._avoid(node, other)
+        elif failed:  # which may have been for once: another process may come up there
+            return self._dead(handle, SearchError(failed))
         elif trial_memory.out_of_memory(answer.failed):  # by others: it is full, and not broken
             return self._dead(handle, SearchError(answer.failed))
         elif answer.failed:

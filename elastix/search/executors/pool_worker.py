@@ -22,7 +22,7 @@ from elastix.data.leaving import leave
 from elastix.errors import ElastixError
 from elastix.frozen_imports import import_frozen
 from elastix.search.executors import trial_memory
-from elastix.search.executors.executor import Ended, TrainFunction, Work, WorkReport
+from elastix.search.executors.executor import Ended, EndedKind, TrainFunction, Work, WorkReport
 from elastix.search.executors.in_process import execute
 from elastix.train.on_ray.given_device import given_device
 from elastix.train.record.provenance import Installation, installation
@@ -225,12 +225,18 @@ class LoneWorker(PoolWorker):
         del avoided
         if self._unpickled is None:
             self._unpickled = interrupted(ray.cloudpickle.loads(self._train))
+        worker = f"worker {self._number} pid {os.getpid()}"
         if self._device.type == "cuda":
-            torch.cuda.set_device(self._device)  # a trial may have made another one current
+            try:
+                torch.cuda.set_device(self._device)  # a trial may have made another one current
+            except RuntimeError as error:  # as torch's own are
+                what = f"its GPU failed: {error}".splitlines()[0]
+                ended = Ended(number=work.number, kind=EndedKind.LOST, spent=True)
+                return replace(ended, summary=what, worker=worker)
         ended = execute(
             self._unpickled,
             work,
-            worker=f"worker {self._number} pid {os.getpid()}",
+            worker=worker,
             tell=self._reports.tell,
             device=self._device,
             halted=halted,

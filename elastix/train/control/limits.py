@@ -40,7 +40,7 @@ def too_many_losses(
         return TooManyFailures(
             f"{in_a_row} workers in a row were lost, or could not be started, without a step in "
             "between: they do not die by chance. The run was stopped. Look at the workers' logs; a "
-            "crash in native code or too little memory are the usual causes."
+            "crash in native code, too little memory or a GPU that fails are the usual causes."
         )
     return None
 

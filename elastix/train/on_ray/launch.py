@@ -120,7 +120,10 @@ class Launch:
                     logger.warning(_NO_STEP, self._asked.run.name)
                 return result
             finally:
-                if controller is None or not self._asked.run.detached:
+                # Ctrl-C may have come once the controller was there, and before it was known here.
+                if not self._asked.run.detached or (
+                    controller is None and takeover.find_controller(self._id) is None
+                ):
                     give_back(groups)
 
     def _was_another(self, before: Progress) -> bool:

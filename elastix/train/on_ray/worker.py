@@ -6,6 +6,7 @@ Not here: anything about groups or samples (member), and any decision (controlle
 """
 
 import contextlib
+import logging
 import os
 import queue
 import threading
@@ -64,6 +65,7 @@ from elastix.train.replica.train_function import let_go_of_memory, run_train
 from elastix.train.replica.usage import EVERY_S, Parts, Usage
 from elastix.train.replica.worker_state import KeptState
 
+logger = logging.getLogger(__name__)
 _PATIENCE_S = 5.0  # for an answer of the controller, before nobody is taken to lead the run
 _AGAIN_S = 0.1
 _ENDED_S = 10.0
@@ -392,6 +394,8 @@ class Worker:
         except BaseException as error:  # noqa: BLE001 - the border of the process: all is reported
             text = traceback.format_exc()
             failed = is_device_failure(error)  # before the function began
+            if failed:
+                logger.warning("worker %d is lost, as its GPU failed: %r", life.worker, error)
             kind = OutcomeKind.DEVICE_FAILED if failed else OutcomeKind.RAISED
             outcome = Outcome(kind=kind, summary=repr(error), traceback=text)
         if outcome.kind is OutcomeKind.FREE:

@@ -310,3 +310,17 @@ def test_a_worker_of_whose_end_nobody_can_hear_gives_nothing_back(
             worker.run(work, 1)
     assert pickle.loads(worker.run(work, 2)) == over
     assert worker.run(work, 3) == GIVEN_BACK
+
+
+def test_a_gpu_that_has_broken_between_two_trials_ends_the_worker_and_not_the_trial(monkeypatch):
+    def broken(device):
+        raise RuntimeError("CUDA error: unspecified launch failure\nCompile with")
+
+    monkeypatch.setattr(torch.cuda, "set_device", broken)
+    worker = LoneWorker(0, cloudpickle.dumps(None), 1)
+    worker._device = torch.device("cuda", 0)
+    sent = packed(Work(number=7, name="a-00007", config={}, seed=2))
+    ended = pickle.loads(worker.run(sent, 1))
+    assert (ended.number, ended.kind, ended.spent) == (7, EndedKind.LOST, True)
+    assert ended.summary == "its GPU failed: CUDA error: unspecified launch failure"
+    assert worker.run(sent, 2) == GIVEN_BACK
