@@ -464,6 +464,7 @@ def test_one_that_has_this_elastix_and_fails_as_it_begins_is_tried_again_on_its_
     monkeypatch.setattr(ray, "get", lambda asked, timeout: ("other", HERE))
     pool = with_workers(0)
     pool._handles[1] = _WorkerHandle(1, Deaf(), "greeting")
+    pool._next = 2
     why = task_error(RuntimeError("can't start new thread"))
     assert pool._take(pool._handles[1], "greeting", why) == []
     assert 1 not in pool._handles
