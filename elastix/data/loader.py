@@ -271,7 +271,9 @@ class Loader:
                     "so the positions that the State counts mean other samples. Nothing was read. "
                     "Use the same dataset and arguments, or another run name."
                 )
-        self._files = state_dict.get("files", source.files)
+        there = state_dict.get("files", source.files)
+        # Earlier versions, which go on here, knew nothing of paths.
+        self._files = source.files if there == source.files.partition(":")[0] else there
         owed, left_out = (
             tuple((start, stop) for start, stop in state_dict.get(name, ()))
             for name in ("owed", "left_out")

@@ -6,6 +6,7 @@ be read from its beginning, and differently by each number of readers.
 
 import os
 from collections.abc import Sequence
+from pathlib import PurePath
 from typing import Any, cast
 
 import numpy as np
@@ -34,21 +35,29 @@ class Indexed(Dataset[Any]):
 
 
 def known_by(dataset: object) -> str:
-    """By which a dataset is known again that has as many samples: its files, paths, or indices.
+    """By which a dataset is known again that has as many samples: its files or indices, and paths.
 
-    Empty if nobody knows: it is not read for this.
+    Empty if nobody knows: it is not read for this. What is known of paths stands behind a colon:
+    States of earlier versions have nothing of these.
     """
     if isinstance(dataset, Subset):
         try:
             indices = np.asarray(dataset.indices, dtype=np.int64).tobytes()
         except (TypeError, ValueError, OverflowError):
             return ""
-        return blake3(indices + known_by(dataset.dataset).encode()).hexdigest(16)
+        files, colon, paths = known_by(dataset.dataset).partition(":")
+        return blake3(indices + files.encode()).hexdigest(16) + colon + paths
     if isinstance(dataset, ConcatDataset):
-        parts = [known_by(part) for part in dataset.datasets]
+        parts = [known_by(part).partition(":") for part in dataset.datasets]
+        of_files, of_paths = [files for files, _, _ in parts], [paths for _, _, paths in parts]
         lengths = dataset.cumulative_sizes
-        return blake3(repr((parts, lengths)).encode()).hexdigest(16) if any(parts) else ""
-    return dataset.files if isinstance(dataset, Indexed) else _by_paths(dataset)
+        known = blake3(repr((of_files, lengths)).encode()).hexdigest(16) if any(of_files) else ""
+        order = f":{blake3(repr(of_paths).encode()).hexdigest(16)}" if any(of_paths) else ""
+        return known + order
+    if isinstance(dataset, Indexed):
+        return dataset.files
+    paths = _by_paths(dataset)
+    return f":{paths}" if paths else ""
 
 
 def _by_paths(dataset: object) -> str:
@@ -77,13 +86,18 @@ def _by_paths(dataset: object) -> str:
 
 
 def _row(value: object) -> tuple[Any, ...]:
-    """A path, and the label that may stand beside it; empty if it is none."""
+    """A path, and what may stand beside it: a label, or the name of a mask; empty if it is none.
+
+    A path alone is looked at: to ask another object for its path may fetch a file from afar.
+    """
     path, *rest = value if isinstance(value, list | tuple) and value else (value,)
-    if isinstance(path, os.PathLike):
-        path = os.fspath(path)
+    if isinstance(path, PurePath):
+        path = str(path)
     if not (isinstance(path, str) and "." in path and path.rpartition(".")[2].isalnum()):
         return ()
-    return str(path), *(one for one in rest if isinstance(one, int | str))
+    beside = [one.name if isinstance(one, PurePath) else one for one in rest]
+    names = (one.rpartition("/")[2] if isinstance(one, str) else one for one in beside)
+    return str(path), *(one for one in names if isinstance(one, int | str))
 
 
 _COMMAND = (

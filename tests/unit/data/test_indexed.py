@@ -131,6 +131,13 @@ def source(dataset, **more) -> Source:
     return Source(dataset=dataset, batch_size=6, device=torch.device("cpu"), **more)
 
 
+def of_samples(samples):
+    """A dataset that holds these."""
+    data = Plain()
+    data.length, data.samples = len(samples), samples
+    return data
+
+
 @pytest.fixture
 def rows(tmp_path):
     table = pa.table({"n": list(range(40))})
@@ -217,13 +224,8 @@ def test_of_a_dataset_by_itself_and_of_odd_indices_nobody_knows():
     ids=["names", "paths", "labels", "array", "very many"],
 )
 def test_a_dataset_that_holds_a_path_for_each_sample_is_known_by_them(one, other):
-    def of(paths):
-        data = Plain()
-        data.length, data.samples = len(paths), paths
-        return known_by(data)
-
-    assert of(one) == of(list(one)) != ""
-    assert of(one) != of(other)
+    assert known_by(of_samples(one)) == known_by(of_samples(list(one))) != ""
+    assert known_by(of_samples(one)) != known_by(of_samples(other))
 
 
 @pytest.mark.parametrize(
@@ -242,6 +244,55 @@ def test_what_else_a_dataset_holds_says_nothing_of_its_samples(held):
     data = Plain()
     data.length, data.held = 2, held
     assert known_by(data) == ""
+
+
+@pytest.mark.parametrize(
+    ("here", "there"),
+    [
+        ([("/a/x/1.png", "/a/y/1.png", 3)], [("/b/c/x/1.png", "/b/c/y/1.png", 3)]),
+        ([("/a/1.png", Path("/a/1.txt"))], [("/b/1.png", Path("/b/1.txt"))]),
+    ],
+    ids=["text", "paths"],
+)
+def test_a_mask_beside_each_path_may_be_in_another_folder_as_well(here, there):
+    """Copies of each node's own, or of each job's."""
+    assert known_by(of_samples(here)) == known_by(of_samples(there)) != ""
+    (image, mask, *_), *_ = here
+    assert known_by(of_samples([(image, f"{mask}x")])) != known_by(of_samples([(image, mask)]))
+
+
+def test_an_object_that_would_fetch_its_file_is_not_asked_for_its_path():
+    class Remote:
+        def __fspath__(self):
+            raise AssertionError("the file is fetched")
+
+    assert known_by(of_samples([Remote(), Remote()])) == ""
+
+
+def test_a_subset_of_images_goes_on_from_a_state_of_an_earlier_version():
+    """Which knew its indices, and nothing of paths."""
+
+    def loader(*names, indices=(1, 0)):
+        whole = ConcatDataset([Subset(of_samples(names), indices), Plain()])
+        return Loader(0, source(Subset(whole, range(14))), Pace())
+
+    class Bare(Plain):
+        length = 2
+
+    earlier = Subset(ConcatDataset([Subset(Bare(), (1, 0)), Plain()]), range(14))
+    state = Loader(0, source(earlier), Pace()).state_dict()
+    assert ":" not in state["files"]
+    goes_on, other = loader("a.png", "b.png"), loader("a.png", "b.png", indices=(0, 1))
+    for each in (goes_on, other):
+        each.load_state_dict(state)
+    goes_on.next_batch()
+    with pytest.raises(ConfigError, match="are not those"):
+        other.next_batch()
+    now = goes_on.state_dict()
+    swapped = loader("b.png", "a.png")
+    swapped.load_state_dict(now)
+    with pytest.raises(ConfigError, match=r"sort what glob or os\.listdir gives"):
+        swapped.next_batch()
 
 
 def test_the_journal_and_the_audit_know_of_blocks(rows):
