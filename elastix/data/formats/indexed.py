@@ -4,7 +4,6 @@ Without that, nobody could say which samples were used when workers come and go:
 be read from its beginning, and differently by each number of readers.
 """
 
-import os
 from collections.abc import Sequence
 from pathlib import PurePath
 from typing import Any, cast
@@ -79,10 +78,16 @@ def _by_paths(dataset: object) -> str:
         rows = [*map(_row, values[:: length // _PATHS + 1])]
         if rows and all(rows):
             paths = [path for path, *_ in rows]
-            folder = os.path.commonprefix(paths).rpartition("/")[0]  # noqa: RUF071
+            folder = _in_common(min(paths), max(paths)).rpartition("/")[0]
             cut = [(path[len(folder) :].lstrip("/"), *rest) for path, *rest in rows]
             found.append((name, cut))
     return blake3(repr(found).encode(errors="surrogatepass")).hexdigest(16) if found else ""
+
+
+def _in_common(one: str, other: str) -> str:
+    """With what both begin; so does all that stands between them in the order of text."""
+    pairs = enumerate(zip(one, other, strict=False))
+    return one[: next((place for place, (a, b) in pairs if a != b), len(one))]
 
 
 def _row(value: object) -> tuple[Any, ...]:
