@@ -372,7 +372,7 @@ class Pool:
             except ray.exceptions.RayError:
                 return self._dead(handle, answer)
             cause = getattr(answer, "cause", answer)  # of what it raised itself
-            failed = f"node {node} ({who}) cannot run trials: {cause!r}. No trial is lost."
+            failed = f"node {node} ({who}) cannot run trials: {cause!r}"
         else:
             node, has, failed = answer.node, getattr(answer, "installation", None), ""
         other = other_code(installation(), has, f"node {node} ({who})", node)
