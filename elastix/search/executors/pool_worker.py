@@ -225,18 +225,17 @@ class LoneWorker(PoolWorker):
         del avoided
         if self._unpickled is None:
             self._unpickled = interrupted(ray.cloudpickle.loads(self._train))
-        worker = f"worker {self._number} pid {os.getpid()}"
         if self._device.type == "cuda":
             try:
                 torch.cuda.set_device(self._device)  # a trial may have made another one current
             except RuntimeError as error:  # as torch's own are
                 what = f"its GPU failed: {error}".splitlines()[0]
-                ended = Ended(number=work.number, kind=EndedKind.LOST, spent=True)
-                return replace(ended, summary=what, worker=worker)
+                lost = EndedKind.LOST  # of which no worker is told that died by itself
+                return Ended(number=work.number, kind=lost, summary=what, spent=True)
         ended = execute(
             self._unpickled,
             work,
-            worker=worker,
+            worker=f"worker {self._number} pid {os.getpid()}",
             tell=self._reports.tell,
             device=self._device,
             halted=halted,

@@ -323,4 +323,5 @@ def test_a_gpu_that_has_broken_between_two_trials_ends_the_worker_and_not_the_tr
     ended = pickle.loads(worker.run(sent, 1))
     assert (ended.number, ended.kind, ended.spent) == (7, EndedKind.LOST, True)
     assert ended.summary == "its GPU failed: CUDA error: unspecified launch failure"
+    assert not ended.worker  # or the campaign would say that this one died
     assert worker.run(sent, 2) == GIVEN_BACK
