@@ -151,6 +151,9 @@ def _stand_in(module: nn.Module) -> nn.Module:
     parts = [*module.modules()]
     for part in parts:
         memo |= {id(each): each for each in vars(part).values() if isinstance(each, torch.Tensor)}
+        plain = [held for held in vars(part).values() if isinstance(held, dict | list | tuple)]
+        within = (each for each in _tensors(plain) if not each.is_leaf)
+        memo |= {id(each): each for each in within}  # computed, and there are no copies of it
         memo |= {id(b): b.detach().clone() for b in part._buffers.values() if b is not None}
         if _is_leaf(part) and not part._modules:  # never looked into; deepcopy takes ten times that
             memo[id(part)] = twin = copy.copy(part)

@@ -302,12 +302,14 @@ class Observed(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.lock, self.seen = threading.Lock(), list[torch.Tensor]()
+        self.named = dict[str, list[torch.Tensor]]()
         self.a, self.b = nn.Linear(3, 3), nn.Linear(3, 3)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         y: torch.Tensor = self.b(x)
         with self.lock:
             self.seen.append(y)
+        self.named.setdefault("y", []).append(y)
         z: torch.Tensor = self.a(y)
         return z
 
@@ -322,7 +324,7 @@ def test_what_cannot_be_copied_makes_no_other_signature(
     assert [layer.name[-1] for layer in fresh.layers] == ["b", "a"]
     module(torch.ones(1, 3))
     assert signature(wrap(module)) == fresh
-    assert [type(one) for one in module.seen] == [torch.Tensor]
+    assert [type(one) for one in (*module.seen, *module.named["y"])] == [torch.Tensor] * 2
 
 
 def test_a_parameter_of_a_module_matches_those_of_its_own_name() -> None:
