@@ -95,12 +95,13 @@ def _row(value: object) -> tuple[Any, ...]:
 
     A path alone is looked at: to ask another object for its path may fetch a file from afar.
     """
-    path, *rest = value if isinstance(value, list | tuple) and value else (value,)
+    row: Sequence[Any] = value if isinstance(value, list | tuple) and value else (value,)
+    path = row[0]  # a row of numbers may be long
     if isinstance(path, PurePath):
         path = str(path)
     if not (isinstance(path, str) and "." in path and path.rpartition(".")[2].isalnum()):
         return ()
-    beside = [one.name if isinstance(one, PurePath) else one for one in rest]
+    beside = [one.name if isinstance(one, PurePath) else one for one in row[1:]]
     names = (one.rpartition("/")[2] if isinstance(one, str) else one for one in beside)
     return str(path), *(one for one in names if isinstance(one, int | str))
 
