@@ -339,7 +339,9 @@ class LoneLoader:
         if self._shared is None:
             options = self._options
             generator = self._whole.generator
-            if options["shuffle"]:
+            if "seed" in options:  # by an argument of the script's
+                pass
+            elif options["shuffle"]:
                 options = {**options, "seed": self._script.seed_of_next_order(generator)}
             elif generator is not None:  # the seed of what samples draw
                 options = {**options, "seed": generator.initial_seed()}
