@@ -337,13 +337,11 @@ class LoneLoader:
             )
         self._script.enter()
         if self._shared is None:
-            options = self._options
-            generator = self._whole.generator
-            if "seed" in options:  # by an argument of the script's
-                pass
-            elif options["shuffle"]:
+            options, generator = self._options, self._whole.generator
+            given = "seed" in options  # by an argument of the script's
+            if not given and options["shuffle"]:
                 options = {**options, "seed": self._script.seed_of_next_order(generator)}
-            elif generator is not None:  # the seed of what samples draw
+            elif not given and generator is not None:  # the seed of what samples draw
                 options = {**options, "seed": generator.initial_seed()}
             self._shared = self._script.ctx.loader(self.dataset, **options)
         for epoch in self._shared.epochs(total):

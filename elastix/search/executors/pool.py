@@ -347,9 +347,7 @@ class Pool:
             self._avoid(ended.error.node, ended.error)
             said = handle.hello
             if said and said.node == ended.error.node:  # and so would its next controllers be
-                del self._handles[handle.number]
-                self._packer.leave(handle.number)
-                _end(handle)
+                self._let_go(handle)
             return [Ended(number=ended.number, kind=EndedKind.RETURNED)]
         if ended.kind is EndedKind.RETURNED and not self._any_group(since):
             raise SearchError(f"{ended.summary} No trial is lost: run() again goes on.")
@@ -377,8 +375,7 @@ class Pool:
             node, has, failed = answer.node, getattr(answer, "installation", None), ""
         other = other_code(installation(), has, f"node {node} ({who})", node)
         if other is not None:
-            del self._handles[handle.number]
-            _end(handle)
+            self._let_go(handle)
             self._avoid(node, other)
         elif failed:  # which may have been for once: another process may come up there
             return self._dead(handle, SearchError(failed))
@@ -431,6 +428,12 @@ class Pool:
             traceback=str(value),
         )
 
+    def _let_go(self, handle: _WorkerHandle) -> None:
+        """It is no worker of this pool any more, and its process ends."""
+        del self._handles[handle.number]
+        self._packer.leave(handle.number)
+        _end(handle)
+
     def _dead(
         self, handle: _WorkerHandle, error: BaseException, *, silent: bool = False
     ) -> list[WorkReport | Ended]:
@@ -438,9 +441,7 @@ class Pool:
 
         Nor is the first, if it came when the worker was `silent` already.
         """
-        del self._handles[handle.number]
-        self._packer.leave(handle.number)
-        _end(handle)
+        self._let_go(handle)
         said = handle.hello
         if said is None:
             self._died_at_start(error)
@@ -510,9 +511,7 @@ class Pool:
             "worker %d is replaced, as its GPU does nothing any more for its process",
             handle.number,
         )
-        del self._handles[handle.number]
-        self._packer.leave(handle.number)
-        _end(handle)
+        self._let_go(handle)
         self._spawn()
         return [ended, *(Ended(number=number, kind=EndedKind.RETURNED) for number in queued)]
 
@@ -717,8 +716,7 @@ class Pool:
             for handle in late:
                 handle.awaited_s = now  # to ask Ray for its nodes takes a while
                 if room:
-                    del self._handles[handle.number]
-                    _end(handle)
+                    self._let_go(handle)
                     self._recruited_s = 0.0  # at once
         if self._unfit is not None and not self._fit and self._would_fit and not self._at_work():
             raise self._unfit
