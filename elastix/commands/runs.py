@@ -232,9 +232,10 @@ def _sizes(store: str) -> dict[str, int]:
 
     sizes: dict[str, int] = {}
     with suppress(StoreError), Store(store, read_only=True) as opened:
-        for entry in opened.log():
-            for name in {tag.split("/", 1)[0] for tag in entry.tags if "/" in tag}:
-                sizes[name] = sizes.get(name, 0) + entry.nbytes
+        named = {(tag.split("/", 1)[0], ref) for tag, ref in opened.tags().items() if "/" in tag}
+        for name, ref in named:
+            with suppress(NotFound):  # retired just now
+                sizes[name] = sizes.get(name, 0) + opened.nbytes(ref)
     return sizes
 
 
@@ -337,6 +338,6 @@ def _trials(name: str, store: str) -> list[str]:
         return []
     found = [str(t.ref) for t in (*results.trials, *results.reranked) if t.ref is not None]
     with suppress(NotFound), Store(store, read_only=True) as opened:
-        left = [e for e in opened.log() if e.meta.get("campaign") == name and "trial" in e.meta]
+        left = [e for e in opened.log(where={"campaign": name}) if "trial" in e.meta]
         found += [entry.ref for entry in left]
     return found

@@ -14,12 +14,14 @@ from urllib.parse import quote
 from rich.filesize import decimal
 
 from elastix.config import RunConfig
+from elastix.errors import NotFound
 from elastix.observe import catalogue
 from elastix.observe.progress import duration, number, shown
 from elastix.report import report_page
 from elastix.report.compose import date
 from elastix.report.page import Cell, Page, Section, Table
 from elastix.search.trial_database import FILE
+from elastix.state import Ref
 from elastix.store import Diff, Entry, Store
 
 _MODELS = 500  # rows, the latest
@@ -88,9 +90,10 @@ class Site:
             NotFound: there is no such model, or no store.
         """
         with Store(self._store, read_only=True) as store:
-            entry = store.log(ref, limit=1)[0]
+            own = store.manifest(ref).ref
+            entry = next(one for one in store.log(own) if one.ref == own)
             above, below = store.ancestors(ref), store.descendants(ref)
-            here = {known.ref for known in store.log()}
+            here = {known for known in (*above, *below) if _is_there(store, known)}
             diffs = [(p, store.diff(p, entry.ref)) for p in entry.parents if p in here]
         facts = [
             *(("tags", " ".join(entry.tags) or "-"), ("size", decimal(entry.nbytes))),
@@ -124,6 +127,15 @@ class Site:
             made=date(time.time()),
             links=LINKS,
         )
+
+
+def _is_there(store: Store, ref: Ref) -> bool:
+    """Whether it was not retired."""
+    try:
+        store.nbytes(ref)
+    except NotFound:
+        return False
+    return True
 
 
 def _run(summary: catalogue.Summary) -> list[Cell]:

@@ -297,7 +297,7 @@ class Campaign:
         """Models that are found by the campaign's name may be of one whose folder was removed."""
         if self._inherit.mode == "none" or self._inherit.provider != "store":
             return
-        left = sum(entry.meta.get("campaign") == self.name for entry in store.log())
+        left = len(store.log(where={"campaign": self.name}))
         if left:
             logger.warning(
                 "the store has %d models of an earlier campaign %r, whose trials are gone, and "

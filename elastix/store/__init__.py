@@ -4,9 +4,10 @@ from typing import TYPE_CHECKING, Any
 
 from elastix.store.gc import Collected
 from elastix.store.lineage import Diff, Layer, Signature, shared
+from elastix.store.log import Entry
 from elastix.store.shares import Share, Vanished
 from elastix.store.soup import Soup
-from elastix.store.store import Entry, Match, Store
+from elastix.store.store import Match, Store
 from elastix.store.verify import Damage, Stats
 
 if TYPE_CHECKING:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     import pyarrow.parquet as pq
     import torch
 
-    from elastix.store.store import Entry
+    from elastix.store.log import Entry
 else:
     pa, pq, torch = map(later, ("pyarrow", "pyarrow.parquet", "torch"))
 

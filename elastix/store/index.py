@@ -15,6 +15,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from elastix.errors import Conflict, NotFound, StoreDamaged, TooNew
@@ -26,6 +27,7 @@ from elastix.store.records import LAST_SEQ, Kind, Model, Place
 
 SCHEMA = 1
 _DIGITS = frozenset("0123456789abcdef")
+_ANY: Mapping[str, Any] = MappingProxyType({})
 _DIGESTS = 500  # SQLite takes at least 999 parameters
 _TABLES = """
 CREATE TABLE packs(id INTEGER PRIMARY KEY, name TEXT UNIQUE NOT NULL,
@@ -579,10 +581,14 @@ class Index:
         except (ValueError, TypeError) as error:
             raise damaged(f"the metadata of {row.ref[:12]} are {found[0]!r}") from error
 
-    def rows(self, status: Status = Status.ALIVE, limit: int = -1) -> Iterator[Row]:
-        """Models, the latest first."""
+    def rows(
+        self, status: Status = Status.ALIVE, limit: int = -1, where: Mapping[str, Any] = _ANY
+    ) -> Iterator[Row]:
+        """Models, the latest first; with such metadata, see `matching`."""
+        having, values = _having(where)
+        chosen = " AND ".join(("m.status = ?", *having))
         found = self.sql.execute(
-            _ROW + "WHERE m.status = ? ORDER BY m.seq DESC LIMIT ?", (status, limit)
+            f"{_ROW}WHERE {chosen} ORDER BY m.seq DESC LIMIT ?", (status, *values, limit)
         )
         return map(_row, found)
 

@@ -13,7 +13,7 @@ import os
 import sqlite3
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -621,13 +621,33 @@ class Ledger:
         self._check_tags(records)
         return tags
 
-    def rows(self, limit: int = -1) -> list[tuple[Row, list[Ref], dict[str, Any]]]:
-        """Living models with parents and plain metadata, the latest first."""
+    def rows(
+        self,
+        limit: int | None = None,
+        only: Sequence[Ref] | None = None,
+        where: Mapping[str, Any] | None = None,
+    ) -> list[tuple[Row, list[Ref], dict[str, Any]]]:
+        """Living models with parents and plain metadata, the latest first.
+
+        Args:
+            limit: how many at most; None for all.
+            only: these, each named once; None for any.
+            where: with such metadata, see `Index.matching`; None for any.
+        """
         self.refresh()
         with self.asking() as index:
-            return [
-                (row, index.parents(row.ref), index.meta(row)) for row in index.rows(limit=limit)
-            ]
+            if only is None:
+                found = index.rows(limit=-1 if limit is None else limit, where=where or {})
+            else:
+                having = index.matching(where, None, ()) if where else None
+                known = [row for ref in only if (row := index.row(ref)) is not None]
+                alive = [
+                    row
+                    for row in known
+                    if row.status == Status.ALIVE and (having is None or row.id in having)
+                ]
+                found = iter(sorted(alive, key=lambda row: row.seq, reverse=True)[:limit])
+            return [(row, index.parents(row.ref), index.meta(row)) for row in found]
 
     def relatives(self, question: str, *refs: Ref) -> list[Ref]:
         """`parents`, `children`, `ancestors`, `descendants` or `common_ancestor` of `refs`."""

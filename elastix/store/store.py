@@ -15,7 +15,6 @@ import re
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -25,7 +24,7 @@ from blake3 import blake3
 from elastix.arguments import check_value, checked, of_kind, require
 from elastix.errors import ConfigError, NotFound, ReadOnly, StateError, StoreError
 from elastix.lazy_import import later
-from elastix.notebook import facts, size, table
+from elastix.notebook import facts, size
 from elastix.sharding import tensors_of, whole_of
 from elastix.state import Manifest, Ref, State, TensorInfo, raw_bytes
 from elastix.store import exchange, lineage
@@ -35,6 +34,7 @@ from elastix.store.index import Missing
 from elastix.store.ledger import Ledger
 from elastix.store.lineage import Diff, Mode, Signature
 from elastix.store.local_packs import LocalPacks
+from elastix.store.log import SHOWN, Log, entries
 from elastix.store.packs import SEAL_AT_BYTES, Packs, storage_errors
 from elastix.store.reader import Reader
 from elastix.store.records import Header, Kind, Model
@@ -54,42 +54,7 @@ else:
 _TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._/@-]{0,199}")
 _ATTEMPTS = 16
 _PATH_BYTES = 504  # SQLite's 512, less what it adds for its journal
-_SHOWN = 10  # models in a notebook
 SHARES_SEAL_AT_BYTES = 16 << 20  # of a run's checkpoints most are dropped soon: packs that go whole
-
-
-@dataclass(frozen=True)
-class Entry:
-    """One model in `log`. `time_s` is in seconds since 1970; `nbytes` is before deduplication."""
-
-    ref: Ref
-    parents: tuple[Ref, ...]
-    tags: tuple[str, ...]
-    score: float | None
-    time_s: float
-    tensors: int
-    nbytes: int
-    meta: Mapping[str, Any]
-
-
-class Log(list[Entry]):
-    """What `log` returns: a list, which a notebook shows as a table."""
-
-    def _repr_html_(self) -> str:
-        """The latest of them."""
-        columns = ("ref", "score", "stored", "size", "tags")
-        rows = [
-            (
-                entry.ref[:12],
-                "-" if entry.score is None else f"{entry.score:.4g}",
-                f"{datetime.fromtimestamp(entry.time_s):%Y-%m-%d %H:%M:%S}",
-                size(entry.nbytes),
-                " ".join(entry.tags) or "-",
-            )
-            for entry in self[:_SHOWN]
-        ]
-        left = len(self) - len(rows)
-        return table("The latest models", columns, rows) + (f"<p>{left} more</p>" if left else "")
 
 
 @dataclass(frozen=True)
@@ -177,7 +142,7 @@ class Store:
     def _repr_html_(self) -> str:
         """What is in it, and the latest models."""
         try:
-            found, entries = self.stats(), self.log(limit=_SHOWN)
+            found, latest = self.stats(), self.log(limit=SHOWN)
         except StoreError as error:  # closed, say: a notebook shows that and goes on
             return facts(repr(self), [("not readable", error)])
         pairs = [
@@ -185,7 +150,7 @@ class Store:
             ("bytes of all models", size(found.logical_bytes)),
             ("bytes on disk", size(found.physical_bytes)),
         ]
-        return facts(repr(self), pairs) + entries._repr_html_()
+        return facts(repr(self), pairs) + latest._repr_html_()
 
     def __enter__(self) -> Self:
         return self
@@ -529,38 +494,32 @@ class Store:
         """All tags, with their refs."""
         return self._ledger.tags()
 
-    def log(self, ref: str | None = None, limit: int | None = None) -> Log:
+    def log(
+        self,
+        ref: str | None = None,
+        limit: int | None = None,
+        *,
+        where: Mapping[str, str | int | float | bool] | None = None,
+    ) -> Log:
         """Models, the latest first: all of them, or `ref` and its ancestors; `limit` at most.
+
+        Args:
+            ref: a tag, a ref, or the beginning of a ref.
+            limit: None for all.
+            where: only models whose top-level metadata has these values.
 
         Raises:
             NotFound: no such model.
+            ConfigError: a value that models are not indexed by, or no such limit.
         """
         check_value("Store.log", "limit", int | None, limit)
         require(limit is None or limit >= 0, f"limit must be >= 0 or None, not {limit!r}.")
-        names: dict[Ref, list[str]] = {}
-        for tag, tagged in self._ledger.tags().items():
-            names.setdefault(tagged, []).append(tag)
-        only = None
+        check_filters(where, None)
+        tags, only = self._ledger.tags(), None
         if ref is not None:
             first = self._ledger.find(ref).ref
-            only = {first, *self._ledger.relatives("ancestors", first)}
-        found = [
-            Entry(
-                row.ref,
-                tuple(parents),
-                tuple(names.get(row.ref, ())),
-                row.score,
-                row.time_s,
-                row.tensors,
-                row.nbytes,
-                meta,
-            )
-            for row, parents, meta in self._ledger.rows(
-                -1 if limit is None or only is not None else limit
-            )
-            if only is None or row.ref in only
-        ]
-        return Log(found[:limit])
+            only = [first, *self._ledger.relatives("ancestors", first)]
+        return entries(self._ledger.rows(limit, only, where), tags)
 
     def diff(self, a: str, b: str) -> Diff:
         """Tensors and metadata that differ between the models `a` and `b`.

@@ -9,7 +9,7 @@ Opening the same folder twice, one after the other, must give the same store.
 
 import math
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +56,7 @@ def every_dtype(seed: int = 0) -> State:
     return State(tensors)
 
 
-def child(parent: State, ref: Ref, change: str, meta: dict[str, int]) -> State:
+def child(parent: State, ref: Ref, change: str, meta: Mapping[str, str | int]) -> State:
     """`parent` with one tensor changed."""
     tensors = dict(parent.tensors)
     tensors[change] = torch.rand_like(tensors[change])
@@ -294,6 +294,34 @@ class StoreContract:
         assert store.diff(rb, rc).changed == ("layer1.weight",)
         assert store.diff(rb, rc).meta == {"n": (1, 2)}
         assert [entry.ref for entry in store.log(rc)] == [rc, rb, ra]
+        assert [entry.ref for entry in store.log(rc, limit=2)] == [rc, rb]
+
+    def test_the_log_of_models_with_some_metadata(self, store: Store) -> None:
+        a = small(1)
+        ra = store.put(a)
+        rb = store.put(child(a, ra, "layer0.weight", {"kind": "b", "n": 1}), parents=[ra])
+        rc = store.put(child(a, ra, "layer1.weight", {"kind": "c", "n": 1}), parents=[rb])
+        rd = store.put(child(a, ra, "layer2.weight", {"kind": "b", "n": 2}), parents=[ra])
+        store.tag("latest", rd)
+
+        def refs(*args: Any, **options: Any) -> list[str]:  # noqa: ANN401 - as `log` takes them
+            return [entry.ref for entry in store.log(*args, **options)]
+
+        assert refs(where={"kind": "b"}) == [rd, rb]
+        assert refs(where={"kind": "b"}, limit=1) == [rd]
+        assert refs(where={"kind": "b", "n": 1}) == [rb]
+        assert refs(rc, where={"n": 1}) == [rc, rb]
+        assert refs(rc, where={"n": 1}, limit=1) == [rc]
+        assert refs("latest", where={"n": 1}) == []
+        assert refs(where={"kind": "none"}) == []
+        assert refs(where={}) == [rd, rc, rb, ra]
+        (entry,) = store.log(where={"n": 2})
+        assert (entry.parents, entry.tags, entry.meta) == ((ra,), ("latest",), {"kind": "b", "n": 2})
+        store.retire(rb)
+        assert refs(where={"kind": "b"}) == [rd]
+        assert refs(rc, where={"n": 1}) == [rc]
+        with pytest.raises(ConfigError, match="where"):
+            store.log(where={"kind": float("nan")})
 
     def test_retiring_unlists_no_ancestor(self, store: Store) -> None:
         a = small(1)

@@ -640,3 +640,25 @@ def test_a_model_with_the_score_zero_is_sorted_by_it(tmp_path):
         True: ("0", 0.0),
         False: ("", ""),
     }
+
+
+def test_the_page_of_a_model_whose_parent_was_stored_after_it_is_its_own(tmp_path):
+    parent = State({"w": torch.zeros(1)})
+    with Store(tmp_path) as store:
+        child = store.put(State({"w": torch.ones(1)}), parents=[parent.manifest().ref])
+        store.put(parent)
+    page = Site(tmp_path).model(child)
+    assert page.name == child[:12]
+    assert [row[0].text for row in page.sections[0].tables[1].rows] == ["ancestor"]
+    assert len(page.sections) == 2  # the second: how it differs from its parent
+
+
+def test_the_bytes_of_a_run_are_those_of_its_tagged_models_each_once(tmp_path):
+    write(tmp_path, "digits", *run_events(steps=40))
+    with Store(tmp_path) as store:
+        for size, tags in ((10, ("digits/latest", "digits/best")), (20, ("digits/final",))):
+            ref = store.put(State({"w": torch.zeros(size)}))
+            for tag in tags:
+                store.tag(tag, ref)
+        store.put(State({"w": torch.zeros(30)}))
+    assert listed(tmp_path)["digits"]["bytes"] == 4 * (10 + 20)
