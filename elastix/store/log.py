@@ -47,9 +47,7 @@ class Log(list[Entry]):
         return table("The latest models", columns, rows) + (f"<p>{left} more</p>" if left else "")
 
 
-def entries(
-    rows: Iterable[tuple[Row, list[Ref], dict[str, Any]]], tags: Mapping[str, Ref]
-) -> Log:
+def entries(rows: Iterable[tuple[Row, list[Ref], dict[str, Any]]], tags: Mapping[str, Ref]) -> Log:
     """What `rows` of a Ledger are to users, each with its tags."""
     names: dict[Ref, list[str]] = {}
     for tag, ref in tags.items():

@@ -316,7 +316,11 @@ class StoreContract:
         assert refs(where={"kind": "none"}) == []
         assert refs(where={}) == [rd, rc, rb, ra]
         (entry,) = store.log(where={"n": 2})
-        assert (entry.parents, entry.tags, entry.meta) == ((ra,), ("latest",), {"kind": "b", "n": 2})
+        assert (entry.parents, entry.tags, entry.meta) == (
+            (ra,),
+            ("latest",),
+            {"kind": "b", "n": 2},
+        )
         store.retire(rb)
         assert refs(where={"kind": "b"}) == [rd]
         assert refs(rc, where={"n": 1}) == [rc]
