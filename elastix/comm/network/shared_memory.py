@@ -50,7 +50,7 @@ _ASK_AGAIN_S = 0.05  # whether somebody wants us to stop
 _PAGES = 4 * mmap.PAGESIZE
 _BELL, _FILLED, _SUMMED, _LEFT, _SLOTS = 0, 8, 16, 24, 64  # bytes from the beginning of a board
 _SLOT = ctypes.c_uint64 * 5
-_NORM = 4  # place in a slot
+_SQUARES = 4  # place in a slot
 _SLOT_COUNT = (_PAGES - _SLOTS) // ctypes.sizeof(_SLOT)
 MOST = _SLOT_COUNT
 """Reductions that a worker may be ahead of another."""
@@ -121,23 +121,23 @@ class Board:
 
     def show(self, number: int, room: SharedBuffer) -> None:
         """Operation `number` is about this room."""
-        self._slots[number % _SLOT_COUNT][:_NORM] = [number, room.file, room.inode, room.size]
+        self._slots[number % _SLOT_COUNT][:_SQUARES] = [number, room.file, room.inode, room.size]
 
     def shown(self, number: int) -> tuple[int, int, int]:
         """File, inode and size of the room of operation `number`."""
-        which, *room = self._slots[number % _SLOT_COUNT][:_NORM]
+        which, *room = self._slots[number % _SLOT_COUNT][:_SQUARES]
         if which != number:
             raise RuntimeError(f"reduction {number} is not on a member's board any more")
         return (room[0], room[1], room[2])
 
-    def tell(self, number: int, norm: float) -> None:
-        """What this worker has added up in operation `number` has that norm."""
-        (bits,) = struct.unpack("<Q", struct.pack("<d", norm))
-        self._slots[number % _SLOT_COUNT][_NORM] = bits
+    def tell(self, number: int, squares: float) -> None:
+        """What this worker has added up in operation `number` has that sum of squares."""
+        (bits,) = struct.unpack("<Q", struct.pack("<d", squares))
+        self._slots[number % _SLOT_COUNT][_SQUARES] = bits
 
     def told(self, number: int) -> float:
         """See `tell`."""
-        bits = self._slots[number % _SLOT_COUNT][_NORM]
+        bits = self._slots[number % _SLOT_COUNT][_SQUARES]
         return float(struct.unpack("<d", struct.pack("<Q", bits))[0])
 
     def count(self, where: int, value: int) -> None:
@@ -333,13 +333,14 @@ class Contribution:
     add_up: Callable[[slice, Rooms], None]
     measured: int = 0
 
-    def norm(self, part: slice) -> float:
-        """That of a part of the result, as far as it is measured; not to the last bit."""
+    def squares(self, part: slice) -> float:
+        """Their sum over a part of the result, as far as it is measured; not to the last bit."""
         of = slice(part.start, min(part.stop, self.measured))
         if self.into.dtype not in (torch.float32, torch.float64):
-            return norm_of(self.into[of])
+            norm = norm_of(self.into[of])
+            return norm * norm
         values = self._array[of]
-        return math.sqrt(np.dot(values, values))
+        return float(np.dot(values, values))
 
     @cached_property
     def _array(self) -> NDArray[np.floating]:
@@ -452,18 +453,18 @@ class Exchange:
         for other in self._others:
             self._mates[other].board.wait(_FILLED, target, self._is_stopped)
             rooms[other] = self._map(other, number, sizes[other]).view(work.into.dtype)
-        norms = [0.0] * size
+        squares = [0.0] * size
         for start in range(cuts[self._rank], cuts[self._rank + 1], _CHUNK):
             part = slice(start, min(start + _CHUNK, cuts[self._rank + 1]))
             with self._touching:
                 self._check()
                 work.add_up(part, rooms)
                 if part.start < work.measured:  # now, while it is in this core's cache
-                    norms[self._rank] = math.hypot(norms[self._rank], work.norm(part))
+                    squares[self._rank] += work.squares(part)
         self._check_still_there(self._others)
         with self._touching:  # counters are of the next generation as soon as this one is left
             self._check()
-            self._mates[self._rank].board.tell(number, norms[self._rank])
+            self._mates[self._rank].board.tell(number, squares[self._rank])
             self._mates[self._rank].board.count(_SUMMED, target)
         for other in self._others:
             self._mates[other].board.wait(_SUMMED, target, self._is_stopped)
@@ -472,9 +473,9 @@ class Exchange:
                 with self._touching:
                     self._check()
                     work.into[part].copy_(rooms[other][part])
-            norms[other] = self._mates[other].board.told(number)
+            squares[other] = self._mates[other].board.told(number)
             self._check_still_there([other])
-        return math.hypot(*norms) if work.measured else None
+        return math.sqrt(sum(squares)) if work.measured else None
 
     def _check_still_there(self, ranks: Sequence[int]) -> None:
         """After reading from their rooms, not before: only then does it say anything."""
