@@ -24,7 +24,7 @@ help:
 	@echo "make docs      the documents as a site, in build/site"
 	@echo "make wheel     dist/elastix-VERSION-py3-none-any.whl, for pip install elsewhere"
 	@echo "make chaos     the long failure tests"
-	@echo "make bench     what is timed, beside torch DDP, torchft and Ray Train (85 minutes, on a quiet machine)"
+	@echo "make bench     what is timed, beside torch DDP, torchft and Ray Train (95 minutes, on a quiet machine)"
 	@echo "make bench-counts  what is counted or follows from a seed (four hours, beside other work; it can be stopped)"
 	@echo "make endurance a run under fire for half an hour, on a quiet machine"
 	@echo "make gpu       tests and measurements that need one GPU; without one the tests are skipped and the measurements refused"
