@@ -103,7 +103,13 @@ def token(environ: Mapping[str, str], home: Path) -> Iterator[Finding]:
     mode = environ.get("RAY_AUTH_MODE", "").lower()
     path = Path(environ.get("RAY_AUTH_TOKEN_PATH") or home / ".ray" / "auth_token")
     given = "RAY_AUTH_TOKEN" in environ
-    there = given or (path.is_file() and bool(path.read_text().strip()))
+    try:
+        kept = path.is_file()
+        there = given or (kept and bool(path.read_bytes().strip()))
+    except OSError as error:
+        fact = f"{path} cannot be read: {error.strerror}"
+        yield Finding("ray token", "fail", fact, "let this user read it: chown, or chmod 600")
+        return
     where = "RAY_AUTH_TOKEN" if given else str(path)
     if mode == "disabled":
         yield Finding(
@@ -135,7 +141,7 @@ def token(environ: Mapping[str, str], home: Path) -> Iterator[Finding]:
             "ok",
             "none yet: ray.init() makes one; for `ray start` run `ray get-auth-token --generate`",
         )
-    if path.is_file() and stat.S_IMODE(path.stat().st_mode) & 0o077:
+    if kept and stat.S_IMODE(path.stat().st_mode) & 0o077:
         yield Finding("ray token", "warn", f"others can read {path}", f"chmod 600 {path}")
 
 
@@ -195,8 +201,14 @@ def devices() -> Iterator[Finding]:
             yield Finding("gpus", "ok", "none: workers train on CPUs")
         return
     for index in range(torch.cuda.device_count()):
-        free, total = torch.cuda.mem_get_info(index)
-        fact = f"{torch.cuda.get_device_name(index)}, {decimal(free)} of {decimal(total)} free"
+        try:
+            name, (free, total) = torch.cuda.get_device_name(index), torch.cuda.mem_get_info(index)
+        except RuntimeError as error:  # CUDA's own; torch counts a broken GPU as well
+            said = str(error).partition("\n")[0]
+            mend = "look at `nvidia-smi` and `dmesg`, or leave it out of CUDA_VISIBLE_DEVICES"
+            yield Finding(f"gpu {index}", "fail", f"torch cannot use it: {said}", mend)
+            continue
+        fact = f"{name}, {decimal(free)} of {decimal(total)} free"
         crowded = free < 0.5 * total
         mend = "somebody else is at work on it; look at `nvidia-smi`" if crowded else ""
         yield Finding(f"gpu {index}", "warn" if crowded else "ok", fact, mend)
@@ -252,8 +264,10 @@ def shared_memory(mount: Path, usage: Usage) -> Finding:
 def disk(what: str, path: Path, usage: Usage) -> Finding:
     """Room where something is going to be written, and the right to write there."""
     existing = path.absolute()
-    while not existing.exists():
+    while not os.path.exists(existing):  # noqa: PTH110 - Path's raises where nobody may look
         existing = existing.parent
+    if not existing.is_dir():
+        return Finding(what, "fail", f"{existing} is no directory", "choose another directory")
     if not os.access(existing, os.W_OK):
         return Finding(what, "fail", f"{existing} cannot be written", "choose another directory")
     total, used, free = usage(existing)
@@ -283,5 +297,5 @@ def _answers(host: str, port: int) -> bool:
     try:
         with socket.create_connection((host, port), timeout=2.0):
             return True
-    except OSError:
+    except (OSError, OverflowError, UnicodeError):  # no such port, and what can be no host
         return False

@@ -6,6 +6,7 @@ import socket
 from pathlib import Path
 
 import pytest
+import torch
 from typer.testing import CliRunner
 
 from elastix.cli import app
@@ -115,11 +116,37 @@ def test_a_cluster_that_does_not_answer(tmp_path):
     assert one(doctor.cluster({"RAY_ADDRESS": "nonsense"}, tmp_path)).status == "fail"
 
 
+def test_an_address_that_cannot_exist_is_one_where_nobody_answers(tmp_path):
+    for address in ("127.0.0.1:99999", f"{'x' * 64}.example:6379"):
+        found = one(doctor.cluster({"RAY_ADDRESS": address}, tmp_path / "none"))
+        assert (found.status, found.fact) == ("fail", f"nobody answers at {address}")
+
+
 def test_an_ipv6_address_is_asked_without_its_brackets(monkeypatch, tmp_path):
     asked = []
     monkeypatch.setattr(doctor, "_answers", lambda *address: asked.append(address))
     one(doctor.cluster({"RAY_ADDRESS": "[::1]:6379"}, tmp_path))
     assert asked == [("::1", 6379)]
+
+
+def test_a_gpu_that_fails_is_told_of_beside_the_others(monkeypatch):
+    def memory(index):
+        if index == 0:
+            raise RuntimeError("CUDA error: uncorrectable ECC error encountered\nCompile with ...")
+        return 60 * GIB, 80 * GIB
+
+    for name, value in (
+        ("is_available", lambda: True),
+        ("device_count", lambda: 2),
+        ("get_device_name", lambda index: "H100"),
+        ("mem_get_info", memory),
+    ):
+        monkeypatch.setattr(torch.cuda, name, value)
+    _, broken, sound = doctor.devices()
+    assert (broken.check, broken.status) == ("gpu 0", "fail")
+    assert (sound.check, sound.status) == ("gpu 1", "ok")
+    assert broken.fact == "torch cannot use it: CUDA error: uncorrectable ECC error encountered"
+    assert "CUDA_VISIBLE_DEVICES" in broken.mend
 
 
 def test_a_host_without_an_address():
@@ -180,6 +207,13 @@ def test_what_is_on_no_disk_is_not_to_be_made_room_on():
     found = doctor.disk("store", Path("/proc/nobody"), lambda path: (0, 0, 0))
     assert (found.status, found.mend) == ("fail", "choose another directory")
     assert found.fact == "/proc is on no disk, and keeps no files"
+
+
+def test_a_file_is_no_place_for_a_store(tmp_path):
+    (tmp_path / "store").write_text("")
+    for path in (tmp_path / "store", tmp_path / "store" / "runs"):
+        found = doctor.disk("store", path, lambda _: (1000 * GIB, 0, 1000 * GIB))
+        assert (found.status, found.fact) == ("fail", f"{tmp_path / 'store'} is no directory")
 
 
 def test_open_files():

@@ -1,6 +1,7 @@
 """A store of somebody else is shown as it is, and what may not be written says so."""
 
 import ctypes
+import json
 import os
 import struct
 import subprocess
@@ -165,3 +166,15 @@ def test_a_run_that_may_not_be_looked_at_is_named(theirs, words):
     path = theirs / "runs" / "digits" / "journal.jsonl"
     assert f"reading {path} failed: Permission denied" in done.stderr
     assert "not foreseen" not in done.stderr
+
+
+def test_the_doctor_tells_of_what_this_user_may_not_read(tmp_path, monkeypatch):
+    monkeypatch.setenv("RAY_ADDRESS", "local")
+    monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(tmp_path / "token"))
+    (tmp_path / "token").touch(0o000)
+    (tmp_path / "closed").mkdir(0o000)
+    told = called("doctor", "--json", "--store", tmp_path / "closed" / "store")
+    found = {finding["check"]: finding["fact"] for finding in json.loads(told.stdout)}
+    assert found["ray token"] == f"{tmp_path / 'token'} cannot be read: Permission denied"
+    assert found["store"] == f"{tmp_path / 'closed'} cannot be written"
+    (tmp_path / "closed").chmod(0o755)
