@@ -1,7 +1,7 @@
 """The command line: commands over what exists. Tables on a terminal, `--json` for programs.
 
-Exit codes: 0 done; 1 no (damage found, no such model, a conflict); 2 the call is wrong; 130 after
-Ctrl-C.
+Exit codes: 0 done; 1 failed (damage found, no such model, a conflict); 2 the call is wrong; 130
+after Ctrl-C.
 """
 
 import json
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 _HELP = (
     "Elastic PyTorch training and architecture search on Ray.\n\n"
     "Tables on a terminal, `--json` for programs.\n\n"
-    "Exit codes: 0 done; 1 no (damage found, no such model, a conflict); 2 the call is wrong; "
+    "Exit codes: 0 done; 1 failed (damage found, no such model, a conflict); 2 the call is wrong; "
     "130 after Ctrl-C."
 )
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, help=_HELP)

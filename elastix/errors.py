@@ -1,7 +1,7 @@
 """Every exception that elastix raises on purpose.
 
     ElastixError
-    ├── ConfigError (ValueError)   the call is wrong; no work has started
+    ├── ConfigError (ValueError)   the call is wrong; nothing was started, or the run ended
     │   ├── EmptySpace             a search space without a valid configuration
     │   └── OtherCode              a node has other elastix code than the driver
     ├── StateError                 something cannot be part of a State, or does not fit one
