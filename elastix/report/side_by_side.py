@@ -6,11 +6,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from elastix.flat import flatten
 from elastix.observe.progress import duration, number
 from elastix.report.figures import Figure, Trace, axis, figure, finite
 from elastix.report.page import Cell, Page, Section, Table
 from elastix.report.training import Training
+from elastix.report.training_part import settings
 
 
 def comparison_page(runs: Mapping[str, Training], store: Path, now: float) -> Page:
@@ -43,13 +43,7 @@ def differing(runs: Mapping[str, Training]) -> dict[str, list[Any]]:
 
 def _set_up(training: Training) -> dict[str, Any]:
     run = training.progress.run
-    if run is None:
-        return {}
-    facts: dict[str, Any] = {"seed": run.seed, "train function": run.code}
-    facts |= flatten(run.config, "config.")
-    facts |= flatten(run.scaling, "scaling.")
-    facts |= flatten(run.checkpoint, "checkpoint.")
-    return {**facts, **flatten(run.versions, "version."), **flatten(run.origin, "origin.")}
+    return {} if run is None else {"train function": run.code, **settings(run)}
 
 
 def _settings(runs: Mapping[str, Training]) -> Table:
@@ -57,7 +51,8 @@ def _settings(runs: Mapping[str, Training]) -> Table:
         [Cell(name), *(Cell("" if value is None else number(value)) for value in values)]
         for name, values in differing(runs).items()
     ]
-    caption = "What is not listed is the same in all of them." if rows else "They are all the same."
+    same = "What else their journals have is the same" if rows else "Their journals have the same"
+    caption = f"{same} in all of them. No journal has a FailureConfig."
     return Table("differing", "Settings that differ", ("setting", *runs), rows, caption, wide=True)
 
 

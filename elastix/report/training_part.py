@@ -7,7 +7,7 @@ from rich.filesize import decimal
 
 from elastix.data.audit import ReplicasAudit
 from elastix.data.cursor import count
-from elastix.events import where_raised
+from elastix.events import RunStarted, where_raised
 from elastix.flat import flatten
 from elastix.observe.event_text import plain_lines
 from elastix.observe.progress import Loss, Progress, duration, number
@@ -263,14 +263,22 @@ def _states(training: Training) -> Table:
     return Table("states-table", "Stored States", names, rows, caption, sortable=True, wide=True)
 
 
+def settings(run: RunStarted) -> dict[str, Any]:
+    """What the run was set up with, by name, as far as its journal says: it has no FailureConfig."""
+    facts: dict[str, Any] = {"seed": run.seed}
+    if run.order_seed is not None:
+        facts["seed of the order"] = run.order_seed
+    exchange = run.exchange
+    if exchange.get("every_steps") is None:  # then the outer optimizer is of no use
+        exchange = {"wire": exchange.get("wire")}
+    facts |= {"exact": run.exact, **flatten(run.config, "config.")}
+    facts |= flatten(run.scaling, "scaling.")
+    facts |= {**flatten(run.checkpoint, "checkpoint."), **flatten(exchange, "exchange.")}
+    return {**facts, **flatten(run.versions, "version."), **flatten(run.origin, "origin.")}
+
+
 def _setup(progress: Progress) -> Table:
-    run = progress.run
-    facts: dict[str, Any] = {}
-    if run is not None:
-        facts = {"seed": run.seed, **flatten(run.config, "config.")}
-        facts |= flatten(run.scaling, "scaling.")
-        facts |= flatten(run.checkpoint, "checkpoint.")
-        facts |= {**flatten(run.versions, "version."), **flatten(run.origin, "origin.")}
+    facts = {} if progress.run is None else settings(progress.run)
     rows = [[Cell(name), Cell(number(value))] for name, value in facts.items()]
     return Table("setup-table", "Arguments", ("name", "value"), rows)
 

@@ -209,7 +209,7 @@ def _curves(training: Training) -> list[Figure]:
             "marker": {"size": 5},
             "hovertemplate": Markup("step %{x}: %{y:.4g}<extra></extra>"),
         }
-        thinned = f" Every {curve.stride}. value is shown." if curve.stride > 1 else ""
+        thinned = f" One value in {curve.stride} is shown." if curve.stride > 1 else ""
         losses = [upright(loss.step) for loss in training.progress.losses if loss.rank >= 0]
         figures.append(
             Figure(

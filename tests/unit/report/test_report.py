@@ -38,6 +38,7 @@ from elastix.report.campaign_plots import campaign_figures
 from elastix.report.compose import campaign_page, training_page
 from elastix.report.lineage_layout import layout
 from elastix.report.page import render, write
+from elastix.report.side_by_side import differing
 from elastix.report.training import Curve, Point, Rates, tell
 from elastix.report.training_plots import training_figures
 from elastix.report.trials import CampaignRecord, TrialRecord, columns, importance
@@ -510,6 +511,24 @@ def test_how_a_run_was_started_is_part_of_its_setup():
     assert facts["origin.command"] == "python train.py"
     assert facts["origin.git"] == "1a2b3c4d5e6f with changes"
     assert facts["checkpoint.best"] == "accuracy"
+
+
+def test_settings_that_are_no_numbers_of_the_config_are_compared_too():
+    plain = next(run_events(steps=1))
+    assert isinstance(plain, RunStarted)
+    wire = {"wire": None, "every_steps": None, "outer_lr": 0.7, "outer_momentum": 0.9}
+    diloco = {"wire": None, "every_steps": 20, "outer_lr": 0.7, "outer_momentum": 0.9}
+    runs = {
+        "plain": tell([replace(plain, exchange=wire)]),
+        "exact": tell([replace(plain, exact=True)]),
+        "outer": tell([replace(plain, exchange=diloco)]),
+    }
+    assert differing(runs) == {
+        "exact": [False, True, False],
+        "exchange.every_steps": [None, None, 20],
+        "exchange.outer_lr": [None, None, 0.7],
+        "exchange.outer_momentum": [None, None, 0.9],
+    }
 
 
 def test_what_was_left_out_on_purpose_is_not_said_to_have_been_used():
