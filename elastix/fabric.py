@@ -308,8 +308,8 @@ class Strategy(_Strategy):
             raise ConfigError(
                 "fabric.load was called after a loader was used. Nothing was loaded: this worker "
                 "has the State of its group, which would differ from now on. Load before the first "
-                "epoch. A run that is continued goes on from its own checkpoints by itself; to "
-                "begin with another's use RestoreConfig."
+                "epoch. A run that is continued goes on from its own States by itself; "
+                "RestoreConfig(step=...) goes back to an earlier one."
             )
         return super().load_checkpoint(path, state, strict, weights_only)
 

@@ -217,7 +217,8 @@ class Trainer(_Trainer):  # type: ignore[misc]
                 f"{_PEER}.train got "
                 + ("a trial" if trial is not None else "resume_from_checkpoint")
                 + ". Nothing was trained. A run that is continued goes on from its own States by "
-                "itself, RestoreConfig begins with another's, and elastix.Campaign searches."
+                "itself, RestoreConfig(step=...) goes back to an earlier one, and elastix.Campaign "
+                "searches."
             )
         if self._script.entered:
             raise ConfigError(

@@ -139,8 +139,10 @@ class Campaign:
             counts as lost if it answers nothing for the longer of `hang_timeout_s` and
             `start_timeout_s`.
         retries: how often a trial that raised an exception is run again.
-        executor: where trials run; a Pool of Ray workers by default. It has workers of its own,
-            and is not given together with `scaling` or `checkpoint`.
+        executor: where trials run, if not on Ray workers of the campaign: `Local()` of
+            elastix.search.executors.serial for this process, `Tune()` of
+            elastix.search.executors.tune_trials for Ray Tune. Not together with `scaling` or
+            `checkpoint`.
         loggers: TensorBoard, MLflow, WandB or your own, with a record of each trial; they read the
             campaign's events in this process.
         quiet: print nothing.

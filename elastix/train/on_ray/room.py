@@ -130,7 +130,7 @@ def how_to_make_room() -> str:
     return (
         "This was called within an actor of Ray. If that is a trial, the workers of its campaign "
         "take all the room there is: train in the trial itself, by its ctx, or give a campaign "
-        "within it executor=elastix.search.executors.serial.Local()."
+        "within it executor=Local(), after from elastix.search.executors.serial import Local."
     )
 
 
