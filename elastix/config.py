@@ -88,8 +88,8 @@ class ScalingConfig(_Config):
         memory_per_worker: for campaigns whose trials have one worker each: bytes that are kept free
             for a trial, libraries included, on its GPU if it has one and on its host otherwise.
             Fewer trials run at once if they would not fit; more than any host has is refused.
-            "auto": what most trials so far have needed. None: an equal part of the host. A trial
-            that runs out of memory is always run again with more.
+            "auto": what most trials so far have needed. None: an equal part of the host or GPU. A
+            trial that runs out of memory is always run again with more.
         placement: strategy of the Ray placement group. Each crew has a placement group of its own:
             "PACK", or with the axis `tensor` "STRICT_PACK", on one node.
         crew: how many processes form one worker, by the axes of their mesh: {"shard": 2,
