@@ -264,7 +264,7 @@ def _states(training: Training) -> Table:
 
 
 def settings(run: RunStarted) -> dict[str, Any]:
-    """What the run was set up with, by name, as far as its journal says: it has no FailureConfig."""
+    """What the run was set up with, by name; no journal has its FailureConfig."""
     facts: dict[str, Any] = {"seed": run.seed}
     if run.order_seed is not None:
         facts["seed of the order"] = run.order_seed
