@@ -528,8 +528,10 @@ class Ledger:
             self._submit(())
         with self.asking() as index:
             row = index.row(ref)
-            missing = self.missing(digests)
             alive = row is not None and row.status == Status.ALIVE
+            if row is not None and alive and self.packs.lacks(row.place.pack):
+                self._doubted |= pack_replay.lost(index, self.packs)  # its manifest among them
+            missing = self.missing(digests)
             return PutPlan(
                 stored=alive and not missing and bytes.fromhex(ref) not in self._doubted,
                 seq=index.next_seq(time.time_ns()),
@@ -750,8 +752,11 @@ class Ledger:
 
     def _reserve(self) -> None:
         path = self.reserve_path
-        if path is None or (path.exists() and path.stat().st_size >= _RESERVE_BYTES):
+        if path is None:
             return
+        with suppress(OSError):  # there is none; gc of another process may just have spent it
+            if path.stat().st_size >= _RESERVE_BYTES:
+                return
         draft = path.with_name("reserve.draft")
         try:
             draft.unlink(missing_ok=True)  # of a process that was killed, or a link

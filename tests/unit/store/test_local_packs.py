@@ -1,8 +1,10 @@
 """Writing to packs, call by call."""
 
+import errno
 import os
 import random
 import shutil
+from pathlib import Path
 
 import pytest
 import torch
@@ -96,3 +98,66 @@ def test_a_share_in_a_pack_that_somebody_removed_makes_no_model(tmp_path):
         pack.unlink()
         with pytest.raises(Vanished):
             store.put_shares([share])
+
+
+def packs_of(path):
+    return {*(path / "packs").iterdir()}
+
+
+def test_a_manifest_in_a_pack_that_somebody_removed_is_written_again(tmp_path):
+    state = State(small(1).tensors, {"more": 1})
+    with Store(tmp_path) as other:
+        other.put(small(1))  # so that the next pack has a manifest alone
+        known = packs_of(tmp_path)
+    with Store(tmp_path) as other:
+        ref = other.put(state)
+    (pack,) = packs_of(tmp_path) - known
+    with Store(tmp_path) as store:
+        share = store.put_share(state)
+        pack.unlink()
+        assert store.put(state) == ref
+        assert same(store.get(ref), state)
+        (pack,) = packs_of(tmp_path) - known
+        known |= {pack}
+    with Store(tmp_path) as store:
+        pack.unlink()
+        assert store.put_shares([share], meta=state.meta) == ref
+        assert same(store.get(ref), state)
+    with Store(tmp_path, read_only=True) as store:
+        assert same(store.get(ref), state)
+
+
+def test_a_pack_that_cannot_be_looked_for_is_an_error_of_the_store(tmp_path, monkeypatch):
+    """As of a file system that is mounted and does not answer."""
+    real = os.stat
+
+    def stale(path, *args, **options):
+        if isinstance(path, str | os.PathLike) and os.fspath(path) == str(pack):
+            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+        return real(path, *args, **options)
+
+    with Store(tmp_path) as other:
+        other.put(small(1))
+    (pack,) = packs_of(tmp_path)
+    with Store(tmp_path) as store:
+        monkeypatch.setattr(os, "stat", stale)
+        with pytest.raises(StoreError, match="Stale"):
+            store.put(State({**small(1).tensors, "head": torch.ones(1)}))
+        monkeypatch.undo()
+        ref = store.put(small(2))
+        assert same(store.get(ref), small(2))
+
+
+def test_a_store_is_opened_while_another_process_spends_the_reserve(tmp_path, monkeypatch):
+    real = Path.stat
+
+    def spent_just_then(path, **options):
+        found = real(path, **options)
+        if path.name == "reserve" and not options:  # which `lstat` gives
+            path.unlink()
+        return found
+
+    Store(tmp_path).close()
+    monkeypatch.setattr(Path, "stat", spent_just_then)
+    with Store(tmp_path) as store:
+        assert same(store.get(store.put(small(1))), small(1))
