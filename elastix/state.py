@@ -214,13 +214,14 @@ class State:
             # What its get_extra_state gave; tensors of it may have been left out, by an export.
             with suppress(KeyError):
                 own[name] = unflatten(self.meta[f"@{name}"], self.tensors)
-        _check_tied(inner, own)
+        advice = "Give the function that the train function builds its model with."
+        _check_tied(inner.state_dict(), own, f" Nothing was loaded. {advice}")
         try:
             inner.load_state_dict(own)
         except RuntimeError as error:
             raise StateError(
                 f"build(config) gives another model than was stored: {str(error).rstrip(' .')}. "
-                "Give the function that the train function builds its model with."
+                f"{advice}"
             ) from error
         return model.eval()
 
@@ -245,21 +246,24 @@ class State:
         return facts("State", pairs) + table("Model", ("tensor", "dtype", "shape", "size"), own)
 
 
-def _check_tied(module: torch.nn.Module, given: Mapping[str, Any]) -> None:
+def _check_tied(live: Mapping[str, Any], given: Mapping[str, Any], advice: str = "") -> None:
     """Refuse two values for what is one tensor there: torch would keep the last without a word."""
-    live = module.state_dict()
     firsts: dict[tuple[Any, ...], str] = {}
-    for name, tensor in live.items():
-        if not isinstance(tensor, torch.Tensor) or tensor.is_meta or name not in given:
+    for name, held in live.items():
+        if not (isinstance(held, torch.Tensor) and isinstance(given.get(name), torch.Tensor)):
             continue
-        if torch.nn.parameter.is_lazy(tensor):  # it has no memory until it is loaded
+        if held.is_meta or torch.nn.parameter.is_lazy(held):  # it has no memory until it is loaded
             continue
-        first = firsts.setdefault(identity(tensor), name)
-        if first != name and not torch.equal(raw_bytes(given[first]), raw_bytes(given[name])):
+        tensor = sharding.local(held)
+        if not tensor.numel() or not tensor.data_ptr():  # nor has this
+            continue
+        if (first := firsts.setdefault(identity(tensor), name)) == name:
+            continue
+        one, other = sharding.local(given[first]), sharding.local(given[name])
+        if identity(one) != identity(other) and not torch.equal(raw_bytes(one), raw_bytes(other)):
             raise StateError(
-                f"build(config) gives a model in which {first!r} and {name!r} are one tensor, and "
-                "two different ones were stored. Nothing was loaded. Give the function that the "
-                "train function builds its model with."
+                f"{first!r} and {name!r} are one tensor in the model, and two different ones in "
+                f"the State.{advice}"
             )
 
 
@@ -465,7 +469,8 @@ def restore(
     a process at the same place.
 
     Raises:
-        StateError: the State lacks something that the objects need, or a shape differs.
+        StateError: the State lacks something that the objects need, a shape differs, or two of its
+            tensors are one here.
     """
     for prefix, module in modules.items():
         own = {}
@@ -479,6 +484,7 @@ def restore(
                 own[name] = restored_as(extra, live[name])
             else:
                 raise StateError(f"the State holds no tensor {prefix + name!r}.")
+        _check_tied(live, own)
         try:
             module.load_state_dict(own)
         except RuntimeError as error:

@@ -566,6 +566,45 @@ def test_two_tensors_are_not_loaded_into_a_model_where_they_are_one():
         state.load_into(pair(tied=False))  # where all tensors have one address
 
 
+def test_two_tensors_do_not_become_those_of_a_run_where_they_are_one():
+    state, model = capture({"": pair(tied=False)}, {}), pair(tied=True)
+    before = model[0].weight.clone()
+    with pytest.raises(StateError, match=r"'0\.weight' and '1\.weight' are one tensor"):
+        restore(state, {"": model}, {})
+    assert torch.equal(model[0].weight, before)
+    restore(capture({"": pair(tied=True)}, {}), {"": model}, {})
+    apart = capture({"": pair(tied=True)}, {})
+    apart = State({name: one.clone() for name, one in apart.tensors.items()}, apart.meta)
+    restore(apart, {"": model}, {})  # as it comes over a network: equal, and not one
+    assert torch.equal(model[1].weight, apart.tensors["0.weight"])
+    restore(apart, {"": pair(tied=False)}, {})
+
+
+class Grows(torch.nn.Module):
+    """Buffers that are empty until there is something, as observers of torch.ao have them."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("low", torch.empty(0))
+        self.register_buffer("high", torch.empty(0))
+
+    def _load_from_state_dict(self, state_dict, prefix, *rest):
+        for name, buffer in self.named_buffers():
+            buffer.resize_(state_dict[prefix + name].shape)
+        super()._load_from_state_dict(state_dict, prefix, *rest)
+
+
+def test_buffers_that_are_empty_before_they_are_loaded_are_not_one():
+    model = Grows()
+    model.low, model.high = torch.tensor([-1.0, -2.0]), torch.tensor([1.0, 2.0])
+    state = capture({"": model}, {})
+    loaded, restored = State(state.model).load_into(Grows()), Grows()
+    restore(state, {"": restored}, {})
+    for each in (loaded, restored):
+        assert each.low.tolist() == [-1.0, -2.0]
+        assert each.high.tolist() == [1.0, 2.0]
+
+
 def test_a_model_whose_shapes_are_known_once_it_is_loaded_takes_them_from_the_state():
     state = State(pair(tied=False).state_dict())
     model = torch.nn.Sequential(torch.nn.LazyLinear(2), torch.nn.LazyLinear(2))
