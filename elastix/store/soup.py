@@ -86,11 +86,18 @@ def cook(store: Store, refs: Sequence[str], validate: Validate) -> Soup:
         )
         return Soup(best, score, (best,), scores[best])
     told = {"score": score, "scores": {ref: scores[ref] for ref in taken}}
-    meta = {**soup.meta, "soup": told}
+    meta = {**soup.meta, "soup": told, **_seen(store, taken)}
     ref = store.put(
         State(soup.tensors, meta), parents=taken, signature=store.signature(best), score=score
     )
     return Soup(ref, score, tuple(taken), scores[best])
+
+
+def _seen(store: Store, refs: Sequence[Ref]) -> dict[str, float]:
+    """Passes over the data that the average has behind it: the most of any of these models."""
+    told = [store.manifest(ref).meta.get("lineage_epochs") for ref in refs]
+    known = [each for each in told if type(each) in (int, float) and math.isfinite(each)]
+    return {"lineage_epochs": max(known)} if known else {}
 
 
 def average(states: Sequence[State]) -> State:

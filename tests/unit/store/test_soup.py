@@ -52,6 +52,22 @@ def test_the_average_is_stored_with_those_that_it_was_made_of(store, family):
     assert store.score(soup.ref) == -0.5
 
 
+def test_the_average_has_seen_as_much_as_the_one_that_has_seen_most(store):
+    root = store.put(model(5.0, 5.0, lineage_epochs=3))
+    told = [{"lineage_epochs": 4.5}, {"lineage_epochs": 7}, {}, {"lineage_epochs": "many"}]
+    values = [(2.0, 0.0), (-1.0, 0.0), (0.0, 0.5), (0.0, -0.5)]
+    refs = [
+        store.put(model(*each, **meta), parents=[root])
+        for each, meta in zip(values, told, strict=True)
+    ]
+    soup = store.soup(refs, lambda state: 0.0)
+    assert set(soup.parents) == {*refs}
+    assert store.manifest(soup.ref).meta["lineage_epochs"] == 7
+    soup = store.soup(refs[2:], lambda state: 0.0)
+    assert soup.averaged
+    assert "lineage_epochs" not in store.manifest(soup.ref).meta
+
+
 def test_what_models_have_besides_tensors_is_that_of_the_best(store):
     made = [HasMore({"seen": seen}) for seen in (1, 2, 3)]
     for part, value in zip(made, (5.0, 2.0, -1.0), strict=True):
