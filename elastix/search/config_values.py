@@ -88,7 +88,7 @@ def _said_otherwise(condition: Any, absent: Collection[str]) -> Any:  # noqa: AN
         )
         return OrConjunction(less, more)
     others = [choice for choice in listed if choice != value]
-    return InCondition(child, parent, others) if others else condition
+    return InCondition(child, parent, others)  # of none if there is no other one: never
 
 
 def generator(seed: int, count: int = 0) -> RandomState:

@@ -457,3 +457,24 @@ def test_unless_an_absent_parent_has_a_value_means_absent_everywhere(parent, val
         for number in range(3):
             (asked,) = searcher.ask(1)
             searcher.tell([Trial(number, asked, TrialState.FINISHED, (float(number),))])
+
+
+@pytest.mark.parametrize(
+    "parent", [Constant("size", 5), Categorical("size", [5])], ids=["constant", "one choice"]
+)
+def test_unless_the_only_value_of_a_parent_means_never(parent):
+    kind, size, child, _, never = unless(parent, 5)
+    spaces = [
+        Space(unless(parent, 5)),
+        Space([], Blocks("body", unless(parent, 5), min=0, max=3)),
+        Space([], Blocks("body", [kind, size, child, never], min=0, max=3)),
+    ]
+    for space in spaces:
+        drawn = [space.sample(generator(seed)) for seed in range(30)]
+        drawn += [one for each in drawn if (one := space.mutate(each, generator(7)))]
+        for config in drawn:
+            assert space.check(config) == config
+            assert space.from_flat(space.to_flat(config)) == config
+            assert not any("child" in one for one in config.get("body", [config]))
+        for values in space.flat.sample_configuration(30):
+            assert not any(name.endswith("child") for name in values)
