@@ -3,6 +3,7 @@
 Not here: which tensors match (inherit.py), or what the campaign makes of it.
 """
 
+import copy
 import logging
 import math
 from collections.abc import Callable, Mapping
@@ -144,7 +145,8 @@ class TrialModelSource(_FromStore):
         self._terms = terms
         self.store = terms.store
         self._number = number
-        self._config = config
+        # A train function may change its own, which is the same one where both came in one pickle.
+        self._config = copy.deepcopy(config)
         self._parent = parent
         self._in_place = in_place
         self._paused = paused

@@ -1,5 +1,6 @@
 """What trials take from a store and leave there, on a worker that runs one after the other."""
 
+import pickle
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, cast
@@ -10,6 +11,9 @@ import torch
 
 from elastix.config import InheritMode
 from elastix.search import model_sources
+from elastix.search.executors.executor import Work
+from elastix.search.executors.in_process import execute
+from elastix.search.executors.pool_worker import packed
 from elastix.search.executors.store_access import HostDirectory, _place
 from elastix.search.model_sources import (
     InheritTerms,
@@ -99,6 +103,27 @@ def test_a_model_that_has_more_than_tensors_is_left_with_all_of_it(tmp_path: Pat
     model_sources.let_go(terms.store)
     trial = Trial(0, Suggestion({}), TrialState.FINISHED, (0.0,), ref=stored.ref)
     assert Best(trial, {}, str(tmp_path)).model(lambda _: HasMore(None)).more["seen"] == 7
+
+
+def test_what_a_train_function_does_to_its_config_is_not_what_was_tried(tmp_path: Path) -> None:
+    config = {"lr": 0.1, "body": [{"width": 4}, {"width": 8}]}
+
+    def train(ctx: Any) -> None:
+        assert ctx.config == config
+        ctx.config["lr"] *= 10
+        ctx.config["body"].pop()["width"] = 2
+        ctx.prepare(torch.nn.Linear(3, 2))
+        ctx.report(score=1.0)
+
+    terms = terms_in(tmp_path)
+    source = TrialModelSource(terms, 0, config)
+    work = Work(number=0, name="c-00000", config=config, seed=1, model_source=source)
+    there = pickle.loads(packed(work))  # as a worker gets it
+    ended = execute(train, there, worker="w", tell=lambda _: None)
+    model_sources.let_go(terms.store)
+    assert ended.ref is not None, ended
+    with Store(tmp_path, read_only=True) as store:
+        assert store.manifest(ended.ref).meta["config"] == config
 
 
 def test_a_model_that_has_more_than_tensors_inherits_them(tmp_path: Path) -> None:
