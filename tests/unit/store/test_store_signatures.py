@@ -345,3 +345,29 @@ def test_a_parameter_of_a_module_matches_those_of_its_own_name() -> None:
     for mode in ("lcs", "lp"):
         pairs = shared(child, parent, mode)
         assert [(a.name, b.name) for a, b in pairs] == [("inner", "inner"), ("beta", "beta")]
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "alike"),
+    [
+        (nn.Conv2d(4, 4, 3, padding=1), nn.Conv2d(4, 4, 3, padding=1, stride=2), False),
+        (nn.Conv2d(4, 4, 1), nn.Conv2d(4, 4, 1, padding=1), False),
+        (nn.BatchNorm1d(4), nn.BatchNorm1d(4, eps=0.1), False),
+        (nn.GroupNorm(2, 4), nn.GroupNorm(4, 4), False),
+        (nn.EmbeddingBag(5, 4, mode="sum"), nn.EmbeddingBag(5, 4, mode="max"), False),
+        (nn.MultiheadAttention(4, 1), nn.MultiheadAttention(4, 2), True),
+        (nn.RNN(4, 4), nn.RNN(4, 4, nonlinearity="relu"), True),
+        (
+            nn.TransformerEncoderLayer(4, 1, 8),
+            nn.TransformerEncoderLayer(4, 2, 8, activation="gelu", norm_first=True),
+            True,
+        ),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_options_that_torch_prints_tell_layers_of_equal_shapes_apart(
+    one: nn.Module, other: nn.Module, alike: bool
+) -> None:
+    """As docs/search.md says; others, such as the number of heads, do not."""
+    ours, theirs = signature(nn.Sequential(one)), signature(nn.Sequential(other))
+    assert bool(shared(ours, theirs, "lcs")) is alike
