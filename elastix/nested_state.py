@@ -44,7 +44,7 @@ def flatten(value: Any, path: str, tensors: dict[str, torch.Tensor]) -> Any:  # 
         return {"$tensor": path}
     if isinstance(value, np.ndarray) and not isinstance(value, np.ma.MaskedArray):
         path = _free(path, tensors)
-        tensors[path] = torch.from_numpy(value)
+        tensors[path] = _tensor_of(value, path)
         return {"$array": path}
     if isinstance(value, Counter):  # as MultiStepLR has one, and uses what a dict cannot do
         return {"$counter": flatten(dict(value), path, tensors)}
@@ -72,6 +72,19 @@ def flatten(value: Any, path: str, tensors: dict[str, torch.Tensor]) -> Any:  # 
         f"{path} is a {type(value).__name__}; a State holds tensors, numbers, text, None, lists "
         "and dicts of these. Nothing was captured. Leave it out of state_dict or turn it into one."
     )
+
+
+def _tensor_of(array: np.ndarray[Any, Any], path: str) -> torch.Tensor:
+    """In the memory of the array, if torch has a word for how it lies there."""
+    if any(stride < 0 for stride in array.strides):
+        array = array.copy()
+    try:
+        return torch.from_numpy(array)
+    except (TypeError, ValueError) as error:  # of text, or in the byte order of other machines
+        raise StateError(
+            f"{path} is an array of {array.dtype}, which torch does not have: {error}. Nothing was "
+            "captured. Leave it out of state_dict or turn it into numbers of this machine."
+        ) from error
 
 
 def _is_named(value: Mapping[Any, Any]) -> bool:

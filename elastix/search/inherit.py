@@ -1,6 +1,6 @@
 """Start a model from an ancestor's tensors: which ancestor, which tensors, and the copying.
 
-Layers match where type, configuration (as far as their `extra_repr` tells it) and all shapes are the
+Layers match where type, configuration (as far as `extra_repr` tells it) and all shapes are the
 same; store.lineage.shared says which of them, by longest prefix or longest common subsequence. What
 does not match keeps its fresh initialisation; nothing is ever copied in part. All stays trainable
 unless asked otherwise.

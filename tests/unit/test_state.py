@@ -679,6 +679,19 @@ def test_arrays_and_tensors_inside_values_keep_type_and_bits():
     assert other.value[1].dtype == torch.int8
 
 
+def test_an_array_that_is_seen_from_its_end_is_taken_as_it_is_seen():
+    array = np.arange(6.0).reshape(2, 3)[::-1, ::-1]
+    other = Holds(None)
+    restore(capture({}, {"thing": Holds(array)}), {}, {"thing": other})
+    assert other.value.tolist() == array.tolist() == [[5, 4, 3], [2, 1, 0]]
+
+
+@pytest.mark.parametrize("array", [np.array(["a", "b"]), np.array([1, 2], dtype=">i4")])
+def test_an_array_that_torch_does_not_have_is_named_by_its_path(array):
+    with pytest.raises(StateError, match="@thing/here/1/deep is an array of"):
+        capture({}, {"thing": Holds(array)})
+
+
 @pytest.mark.parametrize(
     "value",
     [
