@@ -63,4 +63,6 @@ def joined(shares: Sequence[Share]) -> Share:
         infos.update(share.infos)
         tied.update(share.tied)
         places.update(share.places)
+    # What one share has tied, a later one may have by itself, and otherwise.
+    tied = {name: first for name, first in tied.items() if infos[name] == infos[first]}
     return Share(infos, tied, places)

@@ -116,3 +116,17 @@ def test_tags_move_with_the_commit(tmp_path, state):
         second = store.put_shares([store.put_share(state)], meta={"step": 2}, tags=["run/last"])
         assert first != second
         assert store.tags() == {"run/last": second}
+
+
+@pytest.mark.parametrize("later", ["b", "c"])
+def test_of_tensors_that_are_tied_in_one_share_a_later_one_may_have_another(tmp_path, state, later):
+    """It was said to be stored, and nobody could read it: neither tensor is the other's any more."""
+    apart = {**state.tensors, later: torch.arange(50.0)}
+    with Store(tmp_path) as store:
+        shares = [store.put_share(state), store.put_share(State({later: apart[later]}))]
+        ref = store.put_shares(shares)
+    with Store(tmp_path) as again:
+        found = again.get(ref)
+        assert all(torch.equal(found.tensors[name], apart[name]) for name in apart)
+        again.rebuild()
+        assert again.get(ref).manifest().ref == ref
