@@ -120,7 +120,7 @@ def test_tags_move_with_the_commit(tmp_path, state):
 
 @pytest.mark.parametrize("later", ["b", "c"])
 def test_of_tensors_that_are_tied_in_one_share_a_later_one_may_have_another(tmp_path, state, later):
-    """It was said to be stored, and nobody could read it: neither tensor is the other's any more."""
+    """It was said to be stored, and nobody could read it: neither is the other any more."""
     apart = {**state.tensors, later: torch.arange(50.0)}
     with Store(tmp_path) as store:
         shares = [store.put_share(state), store.put_share(State({later: apart[later]}))]
