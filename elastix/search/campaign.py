@@ -453,6 +453,7 @@ class Campaign:
                 in_place=trial.suggestion.in_place,
                 paused=trial.ref,
                 inherited=trial.inherited,
+                asked_s=trial.asked_s,
             )
             return Work(
                 number=trial.number,

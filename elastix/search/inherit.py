@@ -69,6 +69,7 @@ def inherit(
     where: Mapping[str, str | int | float | bool] | None = None,
     freeze: bool = False,
     trial: int | None = None,
+    until_s: float | None = None,
 ) -> Inherited | None:
     """Copy what matches of an ancestor into `model`, in place. Deterministic; not collective.
 
@@ -84,6 +85,7 @@ def inherit(
             running statistics included, and so cost no bytes in the store.
         trial: with provider "store", of which this model is. What it left when it ran before, and
             nobody heard of it any more, is no ancestor.
+        until_s: with provider "store", only models that were stored by then, in seconds since 1970.
 
     Returns:
         What was inherited; None if there is no ancestor, it has gone, or nothing matches.
@@ -104,7 +106,7 @@ def inherit(
     passed_over: list[str] = []  # with "store": the trial's own of before, and what has just gone
     while True:
         if provider == "store":
-            match = store.nearest(mine, mode, where=where, but=passed_over)
+            match = store.nearest(mine, mode, where=where, but=passed_over, until_s=until_s)
             parent = match.ref if match else None
         if parent is None:
             return None

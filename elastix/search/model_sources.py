@@ -129,6 +129,7 @@ class TrialModelSource(_FromStore):
         in_place: it goes on where that stands.
         paused: the State that it goes on from.
         inherited: what it inherited before it paused.
+        asked_s: when it was proposed, in seconds since 1970; see `for_group`.
     """
 
     def __init__(
@@ -141,6 +142,7 @@ class TrialModelSource(_FromStore):
         in_place: bool = False,
         paused: Ref | None = None,
         inherited: Mapping[str, Any] | None = None,
+        asked_s: float | None = None,
     ) -> None:
         self._terms = terms
         self.store = terms.store
@@ -151,10 +153,22 @@ class TrialModelSource(_FromStore):
         self._in_place = in_place
         self._paused = paused
         self._before = inherited
+        self._asked_s = asked_s
+        self._until_s: float | None = None
         self._found: Inherited | None = None
         self._signature: tuple[torch.nn.Module, Signature] | None = None
 
     takes_final = True
+
+    def for_group(self) -> "TrialModelSource":
+        """The same for several workers, who look for an ancestor one after the other.
+
+        They find the same one, and so do those that come later or run the trial again: of what is
+        stored meanwhile nothing counts.
+        """
+        twin = copy.copy(self)
+        twin._until_s = self._asked_s
+        return twin
 
     @property
     def parents(self) -> tuple[Ref, ...]:
@@ -230,6 +244,7 @@ class TrialModelSource(_FromStore):
             where={"campaign": terms.campaign},
             freeze=self._config.get("freeze") is True,
             trial=self._number,
+            until_s=self._until_s,
         )
         if self._found is None:
             return None

@@ -657,7 +657,11 @@ class Index:
         return [_ref(child) for _, child in found]
 
     def matching(
-        self, where: Mapping[str, Any], tagged: str | None, but: Sequence[str]
+        self,
+        where: Mapping[str, Any],
+        tagged: str | None,
+        but: Sequence[str],
+        until_s: float | None = None,
     ) -> set[int]:
         """Rows of the models alive whose metadata has these values and that have such a tag.
 
@@ -665,6 +669,7 @@ class Index:
             where: top-level key to text, number or bool; no key has a quotation mark.
             tagged: glob pattern of a tag's name; None takes all.
             but: refs to leave out.
+            until_s: by when they were stored, in seconds since 1970; None: at any time.
         """
         having, values = _having(where)
         clauses = ["m.status = 0", *having]
@@ -674,6 +679,9 @@ class Index:
         if but:
             clauses.append(f"m.ref NOT IN ({', '.join('?' * len(but))})")
             values += map(bytes.fromhex, but)
+        if until_s is not None:
+            clauses.append("m.time_s <= ?")
+            values.append(float(until_s))
         query = f"SELECT m.id FROM models m WHERE {' AND '.join(clauses)}"
         return {number for (number,) in self.sql.execute(query, values)}
 

@@ -672,11 +672,12 @@ class Ledger:
         where: dict[str, Any] | None = None,
         tagged: str | None = None,
         but: Sequence[str] = (),
+        until_s: float | None = None,
     ) -> NearestModel | None:
         """The model that shares most with these ids."""
         with self.asking() as index:
-            chosen = tagged is not None or bool(but)
-            allowed = index.matching(where or {}, tagged, but) if chosen else None
+            chosen = tagged is not None or bool(but) or until_s is not None
+            allowed = index.matching(where or {}, tagged, but, until_s) if chosen else None
             among = self._all if chosen or not where else self._having(where)
             neighbours = among.of(index)
             return (neighbours.lp if mode == "lp" else neighbours.lcs)(ids, allowed)

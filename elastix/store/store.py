@@ -298,9 +298,7 @@ class Store:
         Args:
             shares: written by any processes; together they have every tensor of the model.
             meta: as State.meta.
-            parents: as for `put`.
-            signature: as for `put`.
-            score: as for `put`.
+            parents, signature, score: as for `put`.
             tags: names to be moved to this model.
 
         Raises:
@@ -583,6 +581,7 @@ class Store:
         where: Mapping[str, str | int | float | bool] | None = None,
         tagged: str | None = None,
         but: str | list[str] | tuple[str, ...] = (),
+        until_s: float | None = None,
     ) -> Match | None:
         """Find the stored model that shares most layers; then the highest score, then the oldest.
 
@@ -592,6 +591,7 @@ class Store:
             where: only models whose top-level metadata has these values.
             tagged: only models with a tag that matches this glob pattern.
             but: a tag or a ref of a model to be left out, or several.
+            until_s: only models that were stored by then, in seconds since 1970.
 
         Returns:
             None if no model shares a layer.
@@ -606,7 +606,7 @@ class Store:
         check_filters(where, tagged)
         left_out = list(map(self._known, but if isinstance(but, list | tuple) else [but]))
         ids = signature.paths if mode == "lp" else signature.ids
-        found = self._ledger.nearest(ids, mode, dict(where or {}), tagged, left_out)
+        found = self._ledger.nearest(ids, mode, dict(where or {}), tagged, left_out, until_s)
         return Match(Ref(found.ref.hex()), found.length, found.score) if found else None
 
     def _known(self, name: str) -> Ref:

@@ -29,6 +29,7 @@ from elastix.search.executors.executor import Ended, EndedKind, TrainFunction, W
 from elastix.search.executors.in_process import Findings
 from elastix.search.executors.pool_worker import PoolWorker, Reports
 from elastix.search.executors.trial_memory import out_of_memory
+from elastix.search.model_sources import TrialModelSource
 from elastix.train.on_ray.room import fit_on_nodes
 from elastix.train.on_ray.trainer import ElasticTrainer
 
@@ -109,8 +110,9 @@ class _Run:
                 failure=failure,
                 quiet=True,
             )
+            source = work.model_source
             trial = trainer.as_trial(
-                work.model_source,
+                source.for_group() if isinstance(source, TrialModelSource) else source,
                 work.until_reports,
                 self._watch,
                 order_seed=work.order_seed,

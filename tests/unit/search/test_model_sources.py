@@ -1,6 +1,7 @@
 """What trials take from a store and leave there, on a worker that runs one after the other."""
 
 import pickle
+import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, cast
@@ -24,7 +25,7 @@ from elastix.search.model_sources import (
 )
 from elastix.search.results import Best
 from elastix.search.trial import Objectives, Suggestion, Trial, TrialState
-from elastix.state import State, capture
+from elastix.state import Ref, State, capture
 from elastix.store import Store, owner, signature
 from elastix.store.ledger import Ledger
 from elastix.store.server import _Client, _Server
@@ -124,6 +125,34 @@ def test_what_a_train_function_does_to_its_config_is_not_what_was_tried(tmp_path
     assert ended.ref is not None, ended
     with Store(tmp_path, read_only=True) as store:
         assert store.manifest(ended.ref).meta["config"] == config
+
+
+def test_all_workers_of_a_trial_have_one_ancestor_whatever_is_stored_meanwhile(
+    tmp_path: Path,
+) -> None:
+    """Each looks for it by itself, as does who joins later, and the trial when it runs again."""
+
+    def put(store: Store, score: float) -> Ref:
+        made = torch.nn.Linear(3, 2)
+        state = State(dict(made.state_dict()), {"campaign": "c", "trial": int(score)})
+        return store.put(state, signature=signature(made), score=score)
+
+    terms = replace(terms_in(tmp_path), provider="store")
+    with Store(tmp_path) as store:
+        first = put(store, 1.0)
+        asked_s = time.time()
+        source = TrialModelSource(terms, 7, {}, asked_s=asked_s)
+        workers = [pickle.loads(pickle.dumps(source.for_group())) for _ in range(2)]
+        refs = []
+        for number, worker in enumerate(workers, 2):
+            found = worker.inherit(torch.nn.Linear(3, 2))
+            refs.append(found and found["ref"])
+            latest = put(store, float(number))  # another trial ends just then, and has done better
+        alone = source.inherit(torch.nn.Linear(3, 2))
+    model_sources.let_go(terms.store)
+    assert refs == [first, first]
+    assert alone is not None
+    assert alone["ref"] == latest
 
 
 def test_a_model_that_has_more_than_tensors_inherits_them(tmp_path: Path) -> None:
