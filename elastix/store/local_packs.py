@@ -20,7 +20,7 @@ from typing import Any, BinaryIO
 from blake3 import blake3
 
 from elastix.errors import Corrupt, NotFound, StoreError
-from elastix.store.packs import NAME, Buffer, View, check_name, storage_errors
+from elastix.store.packs import LAST_NUMBER, NAME, Buffer, View, check_name, storage_errors
 from elastix.store.records import ALIGNMENT, Header, Kind, Place, padded
 
 _PAD = bytes(ALIGNMENT)
@@ -296,6 +296,9 @@ class LocalWriter:
             self._lock = None
 
     def _begin(self) -> None:
+        if self._number == LAST_NUMBER:
+            self.close()
+            self._number = 0
         if self._lock is None:
             self._enlist()
         self._number += 1

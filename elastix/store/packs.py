@@ -27,6 +27,8 @@ NOT_WRITABLE = (
 """What to do about a store that this user may not write to."""
 Buffer: TypeAlias = bytes | bytearray | memoryview
 NAME = re.compile(r"([0-9a-f]{16})-[0-9]{6}\.pack")
+LAST_NUMBER = 999_999
+"""Of the packs of one writer; it goes on under another id."""
 
 
 class View(Protocol):

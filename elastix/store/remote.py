@@ -24,7 +24,15 @@ from blake3 import blake3
 
 from elastix.errors import ConfigError, Conflict, NotFound, StoreError
 from elastix.lazy_import import later
-from elastix.store.packs import NAME, Buffer, View, check_name, one_line, storage_errors
+from elastix.store.packs import (
+    LAST_NUMBER,
+    NAME,
+    Buffer,
+    View,
+    check_name,
+    one_line,
+    storage_errors,
+)
 from elastix.store.records import ALIGNMENT, Header, Kind, Place, padded
 
 if TYPE_CHECKING:
@@ -308,6 +316,8 @@ class RemoteWriter:
     def append(self, header: Header, payload: Buffer) -> Place:  # noqa: D102
         with _remote_errors(f"writing to {self._folder}"):
             if self._file is None:
+                if self._number == LAST_NUMBER:
+                    self._id, self._number = secrets.token_hex(8), 0
                 self._number += 1
                 self._pack = f"{self._id}-{self._number:06d}.pack"
                 self._fs.create_dir(self._folder, recursive=True)

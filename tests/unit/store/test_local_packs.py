@@ -8,10 +8,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from pyarrow.fs import LocalFileSystem
 
 from elastix.errors import StoreError
 from elastix.state import State
 from elastix.store import Store, local_packs
+from elastix.store.packs import LAST_NUMBER, NAME
 from elastix.store.shares import Vanished
 from elastix.testing.store_contract import same, small
 
@@ -161,3 +163,22 @@ def test_a_store_is_opened_while_another_process_spends_the_reserve(tmp_path, mo
     monkeypatch.setattr(Path, "stat", spent_just_then)
     with Store(tmp_path) as store:
         assert same(store.get(store.put(small(1))), small(1))
+
+
+@pytest.mark.parametrize("far", [False, True], ids=["local", "remote"])
+def test_a_writer_that_has_run_out_of_numbers_goes_on_under_another_name(tmp_path, far):
+    """The name of the next pack would be none: nobody would look into it."""
+    given = {"filesystem": LocalFileSystem(), "index": tmp_path / "index"} if far else {}
+    root = str(tmp_path / "store")
+    with Store(root, **given) as store:
+        refs = [store.put(small(1))]
+        store._writer.seal()
+        store._writer._number = LAST_NUMBER - 1
+        for seed in (2, 3):
+            refs.append(store.put(small(seed)))
+            store._writer.seal()
+        assert all(same(store.get(ref), small(seed)) for seed, ref in enumerate(refs, 1))
+        assert len({NAME.fullmatch(pack.name)[1] for pack in packs_of(tmp_path / "store")}) == 2
+    with Store(root, read_only=True, **given) as store:
+        assert all(same(store.get(ref), small(seed)) for seed, ref in enumerate(refs, 1))
+        assert store.verify() == []
