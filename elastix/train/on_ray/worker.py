@@ -6,6 +6,7 @@ Not here: anything about groups or samples (member), and any decision (controlle
 """
 
 import contextlib
+import copy
 import logging
 import os
 import queue
@@ -56,6 +57,7 @@ from elastix.train.on_ray.given_device import given_device
 from elastix.train.on_ray.placement import SLOT, Slot
 from elastix.train.on_ray.takeover import Presence, remove_groups, run_id
 from elastix.train.record.provenance import Installation, installation, other_code
+from elastix.train.replica.context import Context
 from elastix.train.replica.device_failures import is_device_failure
 from elastix.train.replica.link import FollowersLink, Life, Link
 from elastix.train.replica.member import Member
@@ -460,9 +462,9 @@ class Worker:
         pulse = threading.Thread(target=self._pulse, args=(member, link, stop), daemon=True)
         pulse.start()
         try:
-            train = ray.cloudpickle.loads(self.job.train)
+            train, config = self._program()
             together = partial(member.processes.assemble, wiring)
-            outcome = run_train(train, member, self.job.config, before=together)
+            outcome = run_train(train, member, config, before=together)
             if outcome.kind is OutcomeKind.FREE:
                 self._kept = member.disband()
                 outcome = replace(outcome, kept=self._kept.told if self._kept else None)
@@ -475,6 +477,10 @@ class Worker:
                 profiler.close()
         link.close()
         return outcome
+
+    def _program(self) -> tuple[Callable[[Context], None], Mapping[str, Any]]:
+        """The train function and its config, whatever it has done to both in an earlier life."""
+        return ray.cloudpickle.loads(self.job.train), copy.deepcopy(self.job.config)
 
     def _profile(self, member: Member) -> Profiler | None:
         if self.job.profile is None:

@@ -5,6 +5,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import ray
 import torch
 
 from elastix.config import CheckpointConfig
@@ -72,3 +73,18 @@ def test_a_gpu_that_fails_before_the_train_function_begins_costs_its_worker_alon
     assert outcome.kind is kind
     assert repr(error) == outcome.summary
     assert "raise error" in outcome.traceback
+
+
+def test_what_a_train_function_does_to_its_config_is_forgotten_in_the_next_life(process):
+    """A process of a crew lives on when its worker is lost without it, and calls it once more."""
+
+    def train(ctx):
+        ctx.config["lr"] /= 10
+        ctx.config["widths"].pop()
+
+    process.job.train = ray.cloudpickle.dumps(train)
+    process.job.config = {"lr": 1.0, "widths": [4, 8]}
+    for _ in range(2):
+        called, config = process._program()
+        assert config == {"lr": 1.0, "widths": [4, 8]}
+        called(SimpleNamespace(config=config))
