@@ -96,7 +96,7 @@ def cook(store: Store, refs: Sequence[str], validate: Validate) -> Soup:
 def _seen(store: Store, refs: Sequence[Ref]) -> dict[str, float]:
     """Passes over the data that the average has behind it: the most of any of these models."""
     told = [store.manifest(ref).meta.get("lineage_epochs") for ref in refs]
-    known = [each for each in told if type(each) in (int, float) and math.isfinite(each)]
+    known = [each for each in told if isinstance(each, int | float) and math.isfinite(each)]
     return {"lineage_epochs": max(known)} if known else {}
 
 

@@ -298,7 +298,9 @@ class Store:
         Args:
             shares: written by any processes; together they have every tensor of the model.
             meta: as State.meta.
-            parents, signature, score: as for `put`.
+            parents: as for `put`.
+            signature: as for `put`.
+            score: as for `put`.
             tags: names to be moved to this model.
 
         Raises:
@@ -312,14 +314,12 @@ class Store:
                 whole_of(name, stored, whole.infos)
             except StateError as error:
                 raise StoreError(f"{error} Nothing was stored.") from error
-        chosen = self._parents(parents)
-        manifest = Manifest(whole.infos, plain(meta or {}), chosen)
+        manifest = Manifest(whole.infos, plain(meta or {}), self._parents(parents))
         ref = manifest.ref
         above = {parent: self._above(parent) for parent in manifest.parents}
         owners = lineage.inherited(manifest, above)
-        value = _score(score)
         layers = lineage.as_stored(signature)
-        model = Model(manifest, owners, whole.tied, layers, value, time.time())
+        model = Model(manifest, owners, whole.tied, layers, _score(score), time.time())
         for name in tags:
             self._check_tag(name)
         blobs = tuple(whole.places.items())
