@@ -408,7 +408,7 @@ class Loop:
             raise fatal
 
     def _report(self, case: Case, seq: int, metrics: Mapping[str, Any]) -> None:
-        if seq in case.results:
+        if not case.says_new(seq, metrics):
             return
         latest = case.report(seq, metrics)
         number = case.trial.number

@@ -56,8 +56,22 @@ class Case:
         """As it is to stand in the database."""
         return TrialRow(self.trial, self.role, self.done)
 
+    def says_new(self, seq: int, metrics: Mapping[str, Any]) -> bool:
+        """Whether a report is one more, or one that is made anew, as a group does that goes back.
+
+        What one that begins anew without a State reports once more counts as it did at its pause.
+        """
+        if seq not in self.results:
+            return True
+        known = self.results[seq]
+        same = known == metrics or repr(known) == repr(metrics)  # NaN is not equal to itself
+        return seq >= self.kept and not same
+
     def report(self, seq: int, metrics: Mapping[str, Any]) -> Latest:
-        """One more of its reports; the last values of all up to it."""
+        """One more of its reports; the last values of all up to it. Those after it are void."""
+        if seq in self.results:
+            self.results = {n: found for n, found in self.results.items() if n < seq}
+            self._latest = None
         self._latest = self._latest or Latest(self.results)
         self.results[seq] = metrics
         self._latest.add(seq, metrics)

@@ -7,6 +7,7 @@ by forward recovery. Not here: what becomes of the trial when this actor dies (p
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -103,7 +104,7 @@ class _Run:
         try:
             trainer = ElasticTrainer(
                 train,
-                config=work.config,
+                config=deepcopy(work.config),  # the model is stored with that of its source
                 scaling=scaling,
                 run=RunConfig(name=work.name, store=store, seed=work.seed),
                 checkpoint=checkpoint,

@@ -3,6 +3,7 @@
 import sys
 import time
 from collections.abc import Callable, Mapping
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -35,10 +36,19 @@ class Findings:
         self.reason = ""  # of that State
         self._number = number
         self._tell = tell
+        self._is_over = False
+
+    def over(self) -> None:
+        """The run is: what a thread that it has left reports later is no part of the trial."""
+        self._is_over = True
 
     def hear(self, event: Event) -> None:
         """One event of the run."""
+        if self._is_over:
+            return
         if isinstance(event, Reported):
+            if event.seq in self.results:  # a group has gone back, and does the rest again
+                self.results = {n: found for n, found in self.results.items() if n < event.seq}
             self.results[event.seq] = event.metrics
             self._tell(WorkReport(number=self._number, seq=event.seq, metrics=event.metrics))
         elif isinstance(event, TensorsInherited):
@@ -61,9 +71,9 @@ def execute(
 ) -> Ended:
     """Run a piece of work to its end, here. Raises nothing but KeyboardInterrupt.
 
-    The train function has the very config of `work`, and may change it. It may change the working
-    folder, the environment and settings as well, and draw from generators that it finds outside of
-    itself: the next one begins with what this one began with.
+    The train function may change its config, the working folder, the environment and settings, and
+    draw from generators that it finds outside of itself: the next one begins with what this one
+    began with, and the model is stored with the config that was tried.
     """
     settings = Settings(
         directory=_NOWHERE,
@@ -80,7 +90,9 @@ def execute(
     started_s, began = time.time(), time.monotonic()
     memory = PeakMemory(device or torch.device("cpu"))
     with process_settings.kept(), outside_generators.kept(train):
-        outcome = run_alone(train, work.config, settings, found.hear, device=device, halted=halted)
+        config = deepcopy(work.config)
+        outcome = run_alone(train, config, settings, found.hear, device=device, halted=halted)
+    found.over()
     kind, summary, peak = _kind(outcome), _summary(outcome), memory.read()
     failed = outcome.kind is OutcomeKind.DEVICE_FAILED
     if failed:

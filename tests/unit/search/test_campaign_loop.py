@@ -521,6 +521,54 @@ def test_reports_are_passed_on_once_each(tmp_path):
     assert said == {(trial, seq): 1 for trial in range(3) for seq in range(5)}
 
 
+def test_numbers_that_are_not_equal_to_themselves_are_passed_on_once_too(tmp_path):
+    def reports():
+        return [{"score": s / 10, "loss": float("nan")} for s in range(5)]
+
+    def play(work):
+        return reports(), {"kind": "finished", "results": dict(enumerate(reports()))}
+
+    rig = Rig(tmp_path, play)
+    rig.run(Budget(trials=2))
+    said = Counter((event.trial, event.seq) for event in rig.of(TrialReported))
+    assert said == {(trial, seq): 1 for trial in range(2) for seq in range(5)}
+
+
+def test_what_a_group_reports_anew_counts_and_not_what_it_had_said_before(tmp_path):
+    """All its workers were lost, and it went back: the score was that of a step it had undone."""
+
+    def play(work):
+        told = [{"score": 0.1}, {"score": 0.9, "note": "void"}, {"score": 0.8}, {"score": 0.0}]
+        return told, {"kind": "finished", "results": {0: told[0], 1: {"score": 0.3}}}
+
+    rig = Rig(tmp_path, play)
+    (trial,) = rig.run(Budget(trials=1))
+    assert trial.results == ({"score": 0.1}, {"score": 0.3})
+    assert (trial.losses, trial.metrics) == ((-0.3,), {"score": 0.3})
+    (ended,) = rig.of(TrialEnded)
+    assert ended.values == {"score": 0.3}
+
+
+def test_what_begins_anew_without_a_state_reports_once(tmp_path):
+    """Rungs have judged it by its first report, whatever it says there the second time."""
+    runs = Counter()
+
+    def play(work):
+        runs[work.number] += 1
+        stop = work.until_reports or 3
+        reports = [{"score": work.config["x"] + runs[work.number]}] * stop
+        kind = "paused" if work.until_reports else "finished"
+        return reports, {"kind": kind, "ref": None}
+
+    trials = Rig(tmp_path, play, rungs=lambda: Asha(first=1, eta=2, last=3)).run(Budget(trials=8))
+    gone_on = [trial for trial in trials if len(trial.results) > 1]
+    assert gone_on
+    for trial in gone_on:
+        run = [round(found["score"] - trial.config["x"]) for found in trial.results]
+        assert run == sorted(run)
+        assert run[:2] == [1, 2]
+
+
 # ---------------------------------------------------------------------------------- rerank
 
 

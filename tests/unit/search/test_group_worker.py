@@ -135,3 +135,31 @@ def test_a_trial_waits_for_a_node_in_place_of_one_that_is_gone(monkeypatch):
     assert next(room, None) is None
     monkeypatch.setattr(group_worker, "fit_on_nodes", lambda *_: 0)
     assert worker._carry_out(work, lambda: True, ()).kind is EndedKind.HALTED  # time is up
+
+
+class TakesApart(Halted):
+    """In place of a run whose train function changes its config."""
+
+    def __init__(self, train, *, run, config, **_):
+        super().__init__(train, run=run)
+        config["body"][0]["kernel"] = 9
+        del config["width"]
+
+
+def test_what_a_group_does_to_its_config_is_not_what_its_model_is_stored_with(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr(group_worker, "ElasticTrainer", TakesApart)
+    work = Work(number=7, name="a-7", config={"width": 3, "body": [{"kernel": 5}]}, seed=2)
+    settings = (ScalingConfig(), CheckpointConfig(), FailureConfig(), str(tmp_path))
+    _Run(work, Reports(), lambda: True).carry_out(print, *settings, worker="w")
+    assert work.config == {"width": 3, "body": [{"kernel": 5}]}
+
+
+def test_a_group_that_goes_back_has_reported_what_it_reports_last():
+    """All its workers were lost, and it went on from a State of two reports before."""
+    told = Reports()
+    run = _Run(Work(number=7, name="a-00007", config={}, seed=2), told, lambda: False)
+    run._watch([reported(0, 0.1), reported(1, 0.9), reported(2, 0.8), reported(1, 0.3)])
+    assert run._found.results == {0: {"score": 0.1}, 1: {"score": 0.3}}
+    assert [(news.seq, news.metrics["score"]) for news in told.since(0)[1]][-1] == (1, 0.3)

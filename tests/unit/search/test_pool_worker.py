@@ -3,6 +3,7 @@
 import pickle
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,8 +16,16 @@ from ray import cloudpickle
 from elastix.errors import ConfigError
 from elastix.search.executors.executor import Ended, EndedKind, Work, WorkReport
 from elastix.search.executors.pool_worker import GIVEN_BACK, LoneWorker, packed
-from elastix.search.model_sources import StoreDirectory, StoredModelSource
+from elastix.search.model_sources import (
+    InheritTerms,
+    StoreDirectory,
+    StoredModelSource,
+    TrialModelSource,
+    let_go,
+)
+from elastix.search.trial import Objectives
 from elastix.state import Ref
+from elastix.store import Store
 from elastix.train.on_ray.given_device import given_device
 from elastix.train.record.provenance import installation
 from elastix.train.replica.device_failures import is_device_failure
@@ -153,6 +162,62 @@ def test_what_work_has_reported_is_told_once_it_is_over_by_its_end_alone() -> No
         ended: Ended = pickle.loads(sent)
         assert (ended.kind, ended.results) == (EndedKind.FINISHED, {0: {"m": m}}), ended.traceback
         assert worker.reports(0) == (m, [])
+
+
+def test_a_model_is_stored_with_the_config_that_was_tried_whatever_its_trial_does_to_it(
+    tmp_path: Path,
+) -> None:
+    """Whoever builds the model again, to serve it say, goes by that."""
+
+    def train(ctx: Any) -> None:
+        width = ctx.config.pop("width")
+        ctx.config["body"][0]["kernel"] = 9
+        model = torch.nn.Linear(2, width)
+        ctx.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+        ctx.report(score=1.0)
+
+    config = {"width": 3, "body": [{"kernel": 5}]}
+    terms = InheritTerms(
+        store=StoreDirectory(str(tmp_path)),
+        campaign="c",
+        objectives=Objectives.of("score"),
+        mode="lcs",
+        provider="parent",
+    )
+    source = TrialModelSource(terms, 7, config)
+    worker = LoneWorker(0, cloudpickle.dumps(None), 1)
+    worker._unpickled = train
+    work = Work(number=7, name="c-00007", config=config, seed=2, model_source=source)
+    ended: Ended = pickle.loads(worker.run(packed(work), 1))
+    let_go(terms.store)
+    assert ended.ref is not None, ended.traceback
+    with Store(tmp_path, read_only=True) as store:
+        assert store.manifest(ended.ref).meta["config"] == config
+    assert config == {"width": 3, "body": [{"kernel": 5}]}
+
+
+def test_what_a_thread_reports_that_a_trial_has_left_is_no_part_of_it() -> None:
+    """It came with the reports of the next one, and took the place of the trial's own at a rung."""
+    over, told = threading.Event(), threading.Event()
+
+    def reports_late(ctx: Any) -> None:
+        over.wait(60)
+        try:
+            ctx.report(m=2.0)
+        finally:
+            told.set()
+
+    def train(ctx: Any) -> None:
+        ctx.report(m=1.0)
+        threading.Thread(target=reports_late, args=(ctx,), daemon=True).start()
+
+    worker = LoneWorker(0, cloudpickle.dumps(None), 1)
+    worker._unpickled = train
+    ended: Ended = pickle.loads(worker.run(packed(Work(number=7, name="a", config={}, seed=2)), 1))
+    assert (ended.kind, ended.results) == (EndedKind.FINISHED, {0: {"m": 1.0}})
+    over.set()
+    assert told.wait(60)
+    assert worker.reports(0) == (1, [])
 
 
 @pytest.fixture
