@@ -13,6 +13,7 @@ calibration of modern neural networks, ICML'17.
 import logging
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from copy import deepcopy
 from typing import Any, Self, cast
 
 import torch
@@ -97,7 +98,7 @@ class Ensemble(nn.Module):
         if facts is None:
             raise StateError(f"{ref!r} is no ensemble: it was not stored by results.ensemble.")
         members = facts["members"]
-        made = cls([build(m["config"]) for m in members], [m["weight"] for m in members])
+        made = cls([build(deepcopy(m["config"])) for m in members], [m["weight"] for m in members])
         try:
             state.load_into(made)
         except StateError as error:
@@ -232,7 +233,7 @@ def _load(trial: Trial, store: Store, build: Build) -> nn.Module | None:
         )
         return None
     try:
-        return state.load_into(build(trial.config))
+        return state.load_into(build(deepcopy(trial.config)))
     except StateError as error:
         raise StateError(f"trial {trial.number}: {error} Nothing was stored.") from error
 

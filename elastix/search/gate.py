@@ -7,8 +7,9 @@ Not here: what becomes of a refused trial (trial_endings), or counting a step (c
 
 import logging
 from collections.abc import Callable, Sequence
+from copy import copy, deepcopy
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Self
 
 from rich.filesize import decimal
 
@@ -113,6 +114,12 @@ class Gate:
         self._on_cpu = False
         self._told = False  # that there are configurations without an estimate
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        """Another with the same functions, which may be methods of an object that has no copy."""
+        made = copy(self)
+        made._experience = deepcopy(self._experience, memo)
+        return made
+
     def check(self, config: Config) -> None:
         """That an estimate can be made of this one.
 
@@ -194,8 +201,8 @@ class Gate:
 
         try:
             return trace(
-                lambda: self._build(config),
-                lambda: self._inputs(config),
+                lambda: self._build(deepcopy(config)),  # a trial is to have all of it
+                lambda: self._inputs(deepcopy(config)),
                 loss=self._loss,
                 optimizer=self._optimizer,
                 foreach=self._device_name != "here",

@@ -6,6 +6,7 @@ Works while the campaign is running, and without Ray. Not here: changing anythin
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -82,7 +83,7 @@ class Best:
             NotFound: the trial left no model, or it was retired.
         """
         with Store(self.store, read_only=True) as store:
-            return store.get(self._model(), OF_MODEL).load_into(build(self.config))
+            return store.get(self._model(), OF_MODEL).load_into(build(deepcopy(self.config)))
 
     def _model(self) -> Ref:
         if self.ref is None:

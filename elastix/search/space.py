@@ -396,7 +396,7 @@ class Space:
         if self._valid is None:
             return True
         try:
-            return self._valid(config)
+            return self._valid(deepcopy(config))  # it may build the model, and so take it apart
         except Exception as error:
             raise ConfigError(
                 f"the space's own rule {self._rule} raised {type(error).__name__}: {error}, for "

@@ -300,3 +300,20 @@ def test_weights_that_are_none(weights):
     members = [nn.Linear(2, 2), nn.Linear(2, 2)] if weights else []
     with pytest.raises(ConfigError, match="weight"):
         elastix.Ensemble(members, weights)
+
+
+def test_whoever_builds_models_takes_nothing_from_their_configurations(campaign):
+    """The ensemble was stored with what was left of them, and could not be got back."""
+
+    def takes_apart(config):
+        return nn.Linear(config.pop("inputs"), CLASSES)
+
+    x, y, _ = samples()
+    made = campaign.ensemble(3, build=takes_apart, validation=(x, y))
+    with Store(campaign.store) as store:
+        for _ in range(2):
+            again = Ensemble.load(store, "nas/ensemble", takes_apart)
+            assert torch.equal(again(x), made(x))
+    for _ in range(2):
+        assert campaign.best.model(takes_apart).in_features == 4
+    assert all(trial.config == {"inputs": 4, "number": trial.number} for trial in campaign)

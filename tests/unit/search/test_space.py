@@ -478,3 +478,17 @@ def test_unless_the_only_value_of_a_parent_means_never(parent):
             assert not any("child" in one for one in config.get("body", [config]))
         for values in space.flat.sample_configuration(30):
             assert not any(name.endswith("child") for name in values)
+
+
+def test_a_rule_that_takes_a_configuration_apart_takes_nothing_from_it():
+    """As one does that builds the model to see how large it is."""
+
+    def is_small(config):
+        return sum(block.pop("width") for block in config.pop("body")) <= 64
+
+    space = Space([], Blocks("body", [Integer("width", (1, 64))], min=1, max=2), valid=is_small)
+    rng = generator(3)
+    sampled = [space.sample(rng), *space.samples(4, rng), space.get_default_configuration()]
+    for config in [*sampled, space.mutate(sampled[0], rng)]:
+        assert 0 < sum(block["width"] for block in config["body"]) <= 64
+        assert space.check(config) == config

@@ -1,7 +1,9 @@
 """Trials that run out of memory, and those that a gate does not let in. In virtual time; no Ray."""
 
+import copy
 import json
 import sys
+import threading
 from collections import Counter
 from types import SimpleNamespace
 
@@ -448,6 +450,38 @@ def test_a_whole_campaign_with_a_gate(tmp_path):
     assert all(trial.peak_bytes >= trial.base_bytes > 0 for trial in ran)
     again = Results.open(tmp_path, "gated")
     assert [row["m:peak_bytes"] for row in again.rows()] == [t.peak_bytes for t in results]
+
+
+def test_what_builds_a_model_for_the_gate_takes_nothing_from_its_trial(tmp_path):
+    """Each trial had lost what it was to be tried with, and counted for it all the same."""
+
+    def takes_apart(config):
+        width = config.pop("width")
+        return torch.nn.Linear(width, width, **config)
+
+    def scores_what_is_there(ctx):
+        ctx.report(score=ctx.config.get("width", 0))
+
+    gate = Gate(takes_apart, lambda config: batch({"width": config.pop("width")}), parameters=1e6)
+    results = campaign(tmp_path, gate, scores_what_is_there).run()
+    widths = [trial.config["width"] for trial in Results.open(tmp_path, "gated")]
+    assert [trial.metrics["score"] for trial in results] == widths
+
+
+def test_a_gate_may_be_made_of_methods_of_what_has_no_copy(tmp_path):
+    """A lock, or a data set of gigabytes."""
+
+    class Experiment:
+        def __init__(self):
+            self.lock = threading.Lock()
+
+        def build(self, config):
+            return build(config)
+
+    gate = Gate(Experiment().build, batch, parameters=1024)
+    results = campaign(tmp_path, gate, scores, trials=6).run()
+    assert max(trial.config["width"] for trial in results if trial.scored) <= 32
+    assert copy.deepcopy(gate)._experience is not gate._experience
 
 
 # ---------------------------------------------------------------------------------- measuring
