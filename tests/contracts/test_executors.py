@@ -10,9 +10,12 @@ import torch
 
 import elastix
 from elastix.config import FailureConfig, ScalingConfig
-from elastix.errors import SearchError
+from elastix.errors import SearchError, StoreError
 from elastix.search.executors.executor import Ended
 from elastix.search.executors.serial import Local
+from elastix.search.model_sources import opened
+from elastix.state import State
+from elastix.store import Store
 from elastix.testing.executor_contract import ExecutorContract, endless, tells
 from tests.chaos.test_shared_kills import a_folder, numbers
 
@@ -265,3 +268,20 @@ class TestPool(ExecutorContract):
             ends, _ = self.collect(executor, [self.work(0)])
         assert ends[0].kind == "starved"
         assert ends[0].reserved_bytes > 0
+
+
+def test_who_is_through_with_a_store_does_not_close_it_for_others_of_this_process(tmp_path):
+    """A campaign of another thread failed if it stored a model just then."""
+    first, second = Local(), Local()
+    opener = first.reach(str(tmp_path))
+    assert second.reach(str(tmp_path)) == opener
+    store = opened(opener)
+    first.close()
+    first.close()
+    ref = store.put(State({"w": torch.ones(1)}))
+    assert opened(opener) is store
+    second.close()
+    with Store(tmp_path, read_only=True) as again:
+        assert again.get(ref).tensors["w"] == 1
+    with pytest.raises(StoreError):
+        store.put(State({"w": torch.zeros(1)}))

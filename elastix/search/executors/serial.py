@@ -1,10 +1,8 @@
 """Trials one after the other in this process: for tests, and for a debugger."""
 
 import threading
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Sequence
-from copy import deepcopy
-from dataclasses import replace
 
 from elastix.errors import ConfigError, SearchError
 from elastix.search.executors import outside_generators
@@ -14,6 +12,8 @@ from elastix.search.executors.trial_memory import resident
 from elastix.search.model_sources import StoreDirectory, let_go
 
 _one_at_a_time = threading.RLock()  # random numbers and settings are the process's
+_users: Counter[StoreDirectory] = Counter()  # executors of this process, by store
+_counting = threading.Lock()
 
 
 class Local:
@@ -36,7 +36,10 @@ class Local:
 
     def reach(self, store: str) -> StoreDirectory:
         """See Executor."""
+        self._leave_store()
         self._store = StoreDirectory(store)
+        with _counting:
+            _users[self._store] += 1
         return self._store
 
     @property
@@ -71,8 +74,6 @@ class Local:
                 "was not run, and nothing is lost. Start the script again: its campaign goes on."
             )
         work = self._waiting.popleft()
-        # What the train function does to its config is not what was tried.
-        work = replace(work, config=deepcopy(work.config))
         is_halted = work.number in self._halted
         self._halted.discard(work.number)
         told: list[WorkReport | Ended] = []
@@ -91,5 +92,14 @@ class Local:
         """Forget what was submitted; the next campaign may have another store."""
         self._waiting.clear()
         self._halted.clear()
-        if self._store is not None:
-            let_go(self._store)
+        self._leave_store()
+
+    def _leave_store(self) -> None:
+        """Close it, unless a campaign in another thread is at work with it."""
+        store, self._store = self._store, None
+        if store is None:
+            return
+        with _counting:
+            _users[store] -= 1
+            if not _users[store]:
+                let_go(store)
