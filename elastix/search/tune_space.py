@@ -14,7 +14,7 @@ from ConfigSpace.hyperparameters import UniformFloatHyperparameter, UniformInteg
 from ray import tune
 
 from elastix.errors import ConfigError
-from elastix.search.config_values import Parameter, choices, plain
+from elastix.search.config_values import Parameter, choices, is_uneven, plain
 from elastix.search.space import Space
 
 
@@ -37,7 +37,8 @@ def _domain(hyperparameter: Parameter) -> Any:  # noqa: ANN401 - a Domain of Tun
     if isinstance(hyperparameter, Constant):
         return plain(hyperparameter.value)
     listed = choices(hyperparameter)
-    if listed is not None:
+    uneven = is_uneven(hyperparameter)
+    if listed is not None and not uneven:
         return tune.choice([plain(choice) for choice in listed])
     if isinstance(hyperparameter, UniformIntegerHyperparameter):
         draw = tune.lograndint if hyperparameter.log else tune.randint
@@ -45,7 +46,8 @@ def _domain(hyperparameter: Parameter) -> Any:  # noqa: ANN401 - a Domain of Tun
     if isinstance(hyperparameter, UniformFloatHyperparameter):
         draw = tune.loguniform if hyperparameter.log else tune.uniform
         return draw(float(hyperparameter.lower), float(hyperparameter.upper))
+    kind = f"{type(hyperparameter).__name__}{' with weights' if uneven and listed else ''}"
     raise ConfigError(
-        f"{hyperparameter.name!r} is a {type(hyperparameter).__name__}, which Tune has not. "
+        f"{hyperparameter.name!r} is a {kind}, which Tune has not. "
         "Nothing was made. Use elastix.tune.Search, or a uniform distribution."
     )

@@ -292,12 +292,14 @@ class _Queue(Searcher):
             work = self._works.pop(trial_id)
             halted = work.number in self.halted and not error
             self.halted.discard(work.number)
-            results = self._told.pop(trial_id, {})
+            told = self._told.pop(trial_id, {})
+            results = told if halted else {}
             self._news.put(
                 Ended(
                     number=work.number,
                     kind=EndedKind.HALTED if halted else EndedKind.LOST,
-                    results=results if halted else {},
+                    results=results,
+                    epochs=1.0 + max(results, default=-1),  # one a report, as far as is known
                     summary="Tune gave no result",
                     worker=f"tune trial {trial_id}",
                 )

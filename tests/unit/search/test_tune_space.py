@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from ConfigSpace import Constant, Float, Integer, Normal
+from ConfigSpace import Categorical, Constant, Float, Integer, Normal
 
 from elastix.errors import ConfigError
 from elastix.search.space import Space
@@ -49,7 +49,12 @@ def test_bounds_are_the_same():
 
 
 @pytest.mark.parametrize(
-    "space", [SPACES["plain"], Space([Float("x", (0, 1), distribution=Normal(0.5, 0.1))])]
+    "space",
+    [
+        SPACES["plain"],
+        Space([Float("x", (0, 1), distribution=Normal(0.5, 0.1))]),
+        Space([Categorical("c", ["a", "b"], weights=[1, 9])]),
+    ],
 )
 def test_what_tune_cannot_express_is_refused(space):
     from elastix.search.tune_space import to_tune

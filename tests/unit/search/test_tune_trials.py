@@ -136,6 +136,22 @@ def test_an_end_is_heard_before_tune_may_stop_the_trial():
     assert decides.on_trial_result(None, trial, {tune_trials._ENDED: ""}) == "CONTINUE"
 
 
+def test_a_trial_that_tune_has_stopped_counts_with_its_epochs():
+    """`Budget(epochs=...)` never ended where rungs had stopped most trials."""
+    news = queue.SimpleQueue()
+    works = _Queue(news)
+    works.put(Work(number=7, name="a", config={}, seed=2))
+    works.suggest("first")
+    for seq in range(3):
+        report = WorkReport(number=7, seq=seq, metrics={"m": seq})
+        works.on_trial_result("first", {"elastix_all": tune_trials._pack(report)})
+        assert news.get() == report
+    works.halted.add(7)
+    works.on_trial_complete("first")
+    ended = news.get()
+    assert (ended.kind, ended.epochs, len(ended.results)) == (EndedKind.HALTED, 3.0, 3)
+
+
 def test_what_can_never_be_placed_is_refused(monkeypatch):
     """Tune waits for it without end."""
     let_go = []
