@@ -139,7 +139,7 @@ def _chosen(results: "Results", top: int) -> "list[Trial]":
 
 
 def _failures(results: "Results", as_json: bool) -> None:
-    found = [trial for trial in results if trial.state == "failed"]
+    found = [trial for trial in _chosen(results, 0) if trial.state == "failed"]
     values = [
         {"trial": t.number, "config": dict(t.config), "traceback": t.traceback} for t in found
     ]

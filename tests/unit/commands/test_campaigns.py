@@ -111,6 +111,17 @@ def test_the_table_has_a_row_for_every_trial(store):
     assert all(trial["values"] == {} for trial in unscored)
 
 
+def test_controls_that_failed_are_shown_among_what_failed(store, tmp_path):
+    """Nothing said why the best could not be trained again."""
+    moved = shutil.copytree(store, tmp_path / "moved")
+    run_of = elastix.RunConfig(name="mixed", store=str(moved))
+    failed = Trial(90, Suggestion({"x": 0.9}), TrialState.FAILED, traceback="OSError: no disk")
+    with TrialDatabase(run_of.directory) as database:
+        database.commit([TrialRow(failed, "rerank", 90)])
+    shown = run("campaign", "show", "mixed", "--failed", "-s", str(moved))
+    assert "90\tOSError: no disk" in shown
+
+
 @pytest.fixture(scope="module")
 def hostile(tmp_path_factory) -> Path:
     root = tmp_path_factory.mktemp("hostile")

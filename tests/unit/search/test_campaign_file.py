@@ -1,17 +1,20 @@
 """The file from which the command line goes on with a campaign: what it holds, and old ones."""
 
+import copy
 import inspect
 import io
 import pickle
 import sys
 import types
 
+import cloudpickle
 import pytest
 
 import elastix
 from elastix.errors import NotFound, SearchError
 from elastix.search.campaign import Campaign
 from elastix.search.executors import campaign_file
+from elastix.search.executors.serial import Local
 from tests.search_parts import SPACE
 
 
@@ -50,6 +53,14 @@ def test_going_on_changes_what_is_asked_for_and_nothing_else(tmp_path):
     }
     assert changed == {"budget", "run", "quiet"}
     assert (again.budget, again._run.store) == (budget, str(tmp_path / "moved"))
+
+
+def test_a_campaign_with_an_executor_of_its_own_can_be_copied(tmp_path):
+    """What it had not been given was given to the copy, which refused it."""
+    made = campaign(tmp_path, executor=Local())
+    for again in (copy.deepcopy(made), pickle.loads(cloudpickle.dumps(made))):
+        assert isinstance(again._arguments()["executor"], Local)
+        assert len(again.run()) == 3
 
 
 @pytest.mark.parametrize("error", [pickle.PicklingError, TypeError])
