@@ -460,6 +460,19 @@ class TestOptuna(SearcherContract):
         assert theirs.state_dict() == ours.state_dict()
         assert theirs.ask(2) == ours.ask(2)
 
+    def test_what_is_pending_weighs_the_same_when_the_state_is_read_again(self):
+        """Optuna had noted values of layers that the pending configurations do not have."""
+        options = {"n_startup_trials": 4, "multivariate": True, "group": True}
+        ours, theirs = (elastix.Optuna(**options) for _ in range(2))
+        for searcher in (ours, theirs):
+            searcher.start(architecture(), seed=3)
+        for number in range(20):
+            _pending, one, other = ours.ask(3)
+            told = ((2 * number, one), (2 * number + 1, other))
+            ours.tell([finished(each, n, (len(str(each.config)),)) for n, each in told])
+        theirs.load_state_dict(json.loads(json.dumps(ours.state_dict())))
+        assert theirs.ask(8) == ours.ask(8)
+
     def test_one_that_an_earlier_version_has_started_goes_on(self):
         """Tune pickles one that was given its space: Search(space=..., metric=..., mode=...)."""
         searcher = self.started(smooth())

@@ -163,6 +163,7 @@ class Optuna:
         if history.is_new(config) and history.space.is_valid(config):
             self._numbers[config_key(config)] = trial.number
             self._log.append([config, None, True, None])
+            self._revise(trial.number, self._log[-1])  # as it is when the state is read again
             return config
         self._study.tell(trial, state=State.FAIL)  # Optuna ignores what failed
         self._log.append([config, None, False, None])
