@@ -3,13 +3,19 @@
 A process that outlives its parent holds its sockets open, so whoever waits for the parent's end
 hears of it seconds late. One that dies itself, for want of memory as a rule, is no error of the
 train function: what it was reading is read again by others.
+
+A forked process shares the position in each file that was open before. The training process may
+have read samples itself by then, so a dataset that opens its file at first use has it open: each
+process opens such files anew, or one would read where another has gone to.
 """
 
 import contextlib
 import ctypes
+import fcntl
 import multiprocessing
 import os
 import signal
+import stat
 import sys
 import threading
 import weakref
@@ -17,6 +23,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -38,6 +45,39 @@ def die_with_parent(_number: int) -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent.pid:  # it died in between
         os._exit(1)
+
+
+_OPEN: dict[int, tuple[os.stat_result, int]] = {}  # files that are read, as processes are started
+
+
+def _look_at_files() -> None:
+    """Before processes are started: which files are open to be read, and where they stand."""
+    _OPEN.clear()
+    for path in Path("/proc/self/fd").iterdir() if sys.platform == "linux" else ():
+        number = int(path.name)
+        with contextlib.suppress(OSError):  # closed since, as that of the list itself
+            about, flags = os.fstat(number), fcntl.fcntl(number, fcntl.F_GETFL)
+            to_read = flags & os.O_ACCMODE == os.O_RDONLY and not flags & os.O_PATH
+            if stat.S_ISREG(about.st_mode) and to_read:
+                _OPEN[number] = about, os.lseek(number, 0, os.SEEK_CUR)
+
+
+def own_files() -> None:
+    """In a new process of a DataLoader: nobody else moves in the files that it has from its parent.
+
+    A process that was not forked has none of them. What can be written stays shared.
+    """
+    for number, (about, position) in _OPEN.items():
+        with contextlib.suppress(OSError):
+            if not os.path.samestat(about, os.fstat(number)):
+                continue
+            own = os.open(f"/proc/self/fd/{number}", fcntl.fcntl(number, fcntl.F_GETFL))
+            try:
+                os.lseek(own, position, os.SEEK_SET)
+                os.dup2(own, number, os.get_inheritable(number))
+            finally:
+                os.close(own)
+    _OPEN.clear()
 
 
 class ProcessReader:
@@ -69,6 +109,7 @@ class ProcessReader:
         """
         if self._loader is None:
             self._loader = self._make()
+            _look_at_files()
         loader = self._loader
         batches = self._guarded(lambda: iter(loader))
         self._batches = batches

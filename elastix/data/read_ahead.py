@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader
 from elastix.data import changed_dataset
 from elastix.data.cursor import Cursor
 from elastix.data.drawn_batch import Draw
-from elastix.data.loader_processes import ProcessDied, ProcessReader, die_with_parent
+from elastix.data.loader_processes import ProcessDied, ProcessReader, die_with_parent, own_files
 from elastix.data.shared.packing import unpack
 from elastix.data.source import Source, to_device
 from elastix.data.unused_samples import Keeping, Lines, Task
@@ -245,6 +245,7 @@ class ReadsAhead(ShareReader):
 
 def _begin(keeping: Keeping, number: int) -> None:
     die_with_parent(number)
+    own_files()
     keeping.begin(number)
 
 
