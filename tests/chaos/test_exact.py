@@ -172,6 +172,26 @@ def test_a_batch_that_the_guard_leaves_out_is_left_out_by_any_number_of_workers(
     assert found[0] == found[1]
 
 
+def test_all_are_lost_after_a_batch_that_the_guard_has_left_out(tmp_path):
+    """Who goes back to before it does not try it again: nothing else is different."""
+    config = {"jitter": False, "spoiled": 17}
+    alone = run(tmp_path / "quiet", [], "convnet", 1, config=config, guard=Guard())
+    _, void, _ = (event.step for event in alone.events if isinstance(event, StepVoided))
+    result = run(
+        tmp_path / "lost",
+        [Kill(worker=worker, phase="bucket", step=void) for worker in (0, 1)],
+        "convnet",
+        2,
+        config=config,
+        guard=Guard(),
+        replace=True,
+        checkpoint=CheckpointConfig(every_steps=void - 1),
+    )
+    assert [event.step for event in result.events if isinstance(event, Resumed)] == [void - 1]
+    assert len([e for e in result.events if isinstance(e, StepVoided)]) == EPOCHS
+    assert final(result)[0] == final(alone)[0]
+
+
 def of_another_kind(ctx):
     """The third worker computes with something else than the two that began."""
     if ctx.worker == 2:

@@ -32,7 +32,10 @@ _OF_THE_WAY = {
     "at_boundary": "it was captured at a boundary",
     "exact": "what it was computed with",
 }
-_OF_LOADERS = {"paces": "how fast workers are, and whose slices follow from it"}
+_OF_PARTS = {
+    "@loader/": {"paces": "how fast workers are, and whose slices follow from it"},
+    "guard": {"void": "a batch that is left out is not void again", "steps": "void ones count"},
+}
 
 
 def digests(state: State) -> dict[str, str]:
@@ -117,16 +120,17 @@ def whole(parts: Mapping[str, str]) -> str:
 def exact_digest(manifest: Manifest) -> str:
     """Of all that an exact run has in common with an undisturbed one; computed from digests alone.
 
-    Left out by name is what tells of the way and not of the place (`_OF_THE_WAY`), and by which
-    speeds slices were divided (`_OF_LOADERS`). The random numbers are in it.
+    Left out by name is what tells of the way and not of the place (`_OF_THE_WAY`), and the same of
+    loaders and of the guard (`_OF_PARTS`). The random numbers are in it.
     """
     tensors = {
         name: [info.dtype, list(info.shape), info.digest] for name, info in manifest.tensors.items()
     }
     meta = {name: value for name, value in manifest.meta.items() if name not in _OF_THE_WAY}
-    for name in meta:
-        if name.startswith("@loader/"):
-            meta[name] = {k: v for k, v in meta[name].items() if k not in _OF_LOADERS}
+    for start, of_the_way in _OF_PARTS.items():
+        for name in meta:
+            if name.startswith(start):
+                meta[name] = {k: v for k, v in meta[name].items() if k not in of_the_way}
     return blake3(json.dumps([tensors, meta], sort_keys=True).encode()).hexdigest()
 
 

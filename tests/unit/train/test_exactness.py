@@ -205,6 +205,7 @@ def stored(**changes):
     loader = {"position": 8, "owed": [], "paces": {"us": [[0, 12]]}}
     meta = {"step": 3, "reports": 1, "serial": 9, "stored_step": 2, "window": {}, "sentinel": {}}
     meta |= {"@loader/0": loader, "@optimizer": {"lr": 0.1}, "run": "a", "exact": True}
+    meta["guard"] = {"gradient": [0.5], "metric": [], "void": [3], "steps": 4}
     for name, value in changes.items():
         (tensors if isinstance(value, torch.Tensor) else meta)[name] = value
     return exact_digest(State(tensors, meta).manifest())
@@ -213,7 +214,7 @@ def stored(**changes):
 def test_the_digest_of_an_exact_state_leaves_out_what_tells_of_the_way():
     loader = {"position": 8, "owed": [], "paces": {"us": [[0, 99], [1, 7]]}}
     way = {"serial": 10, "stored_step": 3, "window": {"now": 1}, "sentinel": {"n": 1}, "run": "b"}
-    way["reports"] = 2
+    way |= {"reports": 2, "guard": {"gradient": [0.5], "metric": [], "void": [], "steps": 3}}
     assert stored(**way, **{"@loader/0": loader}) == stored()
 
 
@@ -227,6 +228,7 @@ def test_the_digest_of_an_exact_state_leaves_out_what_tells_of_the_way():
         {"@optimizer": {"lr": 0.2}},
         {"@loader/0": {"position": 9, "owed": []}},
         {"@tracked": 1},
+        {"guard": {"gradient": [0.25], "metric": [], "void": [3], "steps": 4}},
     ],
     ids=str,
 )
