@@ -333,6 +333,7 @@ class _Replica:
         self.seed_of_order = replay.seed_of_order
         self.scale = 0.0  # of the last backward pass
         self.counted = False  # anybody's samples in this step
+        self.has_samples = False  # this one, in this step
         self.loss = 0.0
         self.values: dict[str, float] = {}
         self._rate: RateScaling | None = None
@@ -573,7 +574,7 @@ class _Replica:
 
     def _begin(self) -> None:
         """The next step."""
-        self._begun = self._active = self.counted = False
+        self._begun = self._active = self.counted = self.has_samples = False
         self._passed = True
         self.drawn = []
         self.buffers_before = self._buffers_then = [buffer.clone() for buffer in self.buffers()]
@@ -581,6 +582,7 @@ class _Replica:
 
     def _move_buffers(self) -> None:
         """They change as far as the passes count; what was not finite is averaged by its value."""
+        self.has_samples = self.has_samples or self.scale > 0
         for buffer, then, moved, base in zip(
             self.buffers(),
             self._buffers_then,
@@ -625,17 +627,17 @@ class _Replica:
     def slices(self, batches: Sequence[tuple[float, Any]]) -> Iterator[Any]:
         """A step in slices: what each of them is of the batch, and what is read for it."""
         self._slicing = True
-        highest = self.buffers_before
+        highest: list[torch.Tensor] = []
         for self._part, batch in batches:
             yield batch
             self._move_buffers()
             highest = [
                 most if most.is_floating_point() or most.is_complex() else higher(most, now)
-                for most, now in zip(highest, self.buffers(), strict=True)
+                for most, now in zip(highest or self._buffers_then, self.buffers(), strict=True)
             ]
             self._put(self.buffers_before)
             self._buffers_then = self.buffers_before
-        self._put(highest)
+        self._put(highest or self.buffers_before)
         self._slicing = False
         self._step_over()
 
@@ -663,6 +665,7 @@ def _average(replicas: Sequence[_Replica]) -> None:
         parts = [parameter.grad for parameter in copies if parameter.grad is not None]
         for parameter in copies:
             parameter.grad = torch.stack(parts).sum(0) if parts and counted else None
+    had_samples = [replica for replica in replicas if replica.has_samples] or replicas
     with torch.no_grad():
         for place, base in enumerate(replicas[0].buffers_before):
             buffers = [replica.buffers()[place] for replica in replicas]
@@ -671,7 +674,7 @@ def _average(replicas: Sequence[_Replica]) -> None:
                 moved = torch.where(change == 0, base, base + change)
                 value = torch.where(base.isfinite(), moved, change)
             else:
-                value = reduce(higher, buffers)
+                value = reduce(higher, [replica.buffers()[place] for replica in had_samples])
             for buffer in buffers:
                 buffer.data.copy_(value)  # as batch norm does it, unseen by graphs of before
 

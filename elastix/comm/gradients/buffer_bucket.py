@@ -22,6 +22,8 @@ WIDER = {
 class BufferBucket(Bucket):
     """Buffers of modules: floating ones take the weighted mean, others the maximum.
 
+    That is over those who had samples, and over slices: what they began with is not in it.
+
     What is averaged is the change since the last step, so that constants stay what they are to
     the last bit. In a step of several ratios it is the sum of the changes under each. What was
     infinite or not a number has no change that could be added up: it is averaged by its value.
@@ -200,7 +202,9 @@ class BufferBucket(Bucket):
                 if scales[of]:
                     self._values.add_(change, alpha=scales[of])
         elif self._highest is not None:
-            torch.maximum(now, self._highest, out=self._values)
+            self._values.copy_(self._highest)
+        elif self._sliced or not any(scales):
+            self._values.fill_(torch.iinfo(self._values.dtype).min)
         else:
             self._values.copy_(now)
         self.missing = 0

@@ -311,6 +311,41 @@ def test_what_stays_infinite_does_so_and_a_worker_without_samples_adds_nothing()
     assert module.mask.tolist() == [0.0, -torch.inf]
 
 
+@pytest.mark.parametrize("dtype", [torch.bool, torch.uint8, torch.int16, torch.int64])
+def test_whole_numbers_that_go_down_do_so_for_who_had_no_samples_or_no_slices(dtype):
+    """The other had 0 in the end; or nobody else had anything of the batch."""
+    module = nn.Linear(2, 2)
+    module.register_buffer("left", torch.ones(3, dtype=dtype))
+    buffers = next(b for b in build_buckets([module]) if isinstance(b, BufferBucket))
+
+    def agreed(scale, others):
+        buffers.fill_missing([scale], 0)
+        buffers.views[0].clamp_(min=others)
+        buffers.accept(1.0)
+        found = module.left.long().tolist()
+        module.left.fill_(1)
+        buffers.rebase()
+        buffers.begin()
+        return found
+
+    buffers.begin()
+    assert agreed(0.0, others=0) == [0, 0, 0]  # a placeholder
+    module.left.fill_(0)
+    assert agreed(0.5, others=0) == [0, 0, 0]
+    buffers.begin_slices()
+    assert agreed(0.5, others=0) == [0, 0, 0]  # none of its own
+    buffers.begin_slices()
+    for value in (0, 1):  # of what each leaves
+        module.left.fill_(value)
+        buffers.end_slice(0, counts=True)
+    assert agreed(0.5, others=0) == [1, 1, 1]
+    buffers.begin_slices()
+    for counts in (True, False):
+        module.left.fill_(1 - counts)
+        buffers.end_slice(0, counts=counts)
+    assert agreed(0.5, others=0) == [0, 0, 0]
+
+
 @pytest.mark.parametrize("dtype", [torch.bool, torch.int16, torch.uint16, torch.uint32])
 def test_buffers_of_types_that_no_backend_reduces_are_carried_as_wider_ones(dtype):
     module = nn.Linear(2, 2)
