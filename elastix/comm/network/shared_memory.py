@@ -49,6 +49,7 @@ _WAIT, _WAKE = 0, 1
 _ASK_AGAIN_S = 0.05  # whether somebody wants us to stop
 _PAGES = 4 * mmap.PAGESIZE
 _BELL, _FILLED, _SUMMED, _LEFT, _SLOTS = 0, 8, 16, 24, 64  # bytes from the beginning of a board
+_OPERATIONS = 40  # bits of a counter; the rest is the generation
 _SLOT = ctypes.c_uint64 * 5
 _SQUARES = 4  # place in a slot
 _SLOT_COUNT = (_PAGES - _SLOTS) // ctypes.sizeof(_SLOT)
@@ -101,8 +102,8 @@ class SharedBuffer:
 class Board:
     """What one worker shows to the others: how far it is, and where its rooms are.
 
-    Counters are `generation << 32 | operations`; they only grow. A generation's `base` is the one
-    before its first operation.
+    Counters are `generation << _OPERATIONS | operations`; they only grow. A generation's `base` is
+    the one before its first operation.
     """
 
     def __init__(self, file: int) -> None:
@@ -164,7 +165,7 @@ class Board:
         while True:
             heard = self._bell.value
             now = self._counters[where].value
-            if now >> 32 > value >> 32:
+            if now >> _OPERATIONS > value >> _OPERATIONS:
                 raise _Stopped
             if stopped():
                 raise _Stopped
@@ -360,7 +361,7 @@ class Exchange:
 
     def __init__(self, generation: int, rank: int, mates: Sequence[Peer]) -> None:
         """`mates` by rank, this worker among them."""
-        self._base = generation << 32
+        self._base = generation << _OPERATIONS
         self._rank = rank
         self._mates = mates
         self._others = [other for other in range(len(mates)) if other != rank]

@@ -58,6 +58,8 @@ def member(rank, line):  # noqa: C901 - a case an order
                 say(line, late.seen.wait(30))
             case ("go on",):
                 late.go_on.set()
+            case ("count from", generation, number):
+                exchanges[generation]._number = number
             case ("fill", name, tensor):
                 if name not in rooms:
                     rooms[name] = SharedBuffer(tensor.nbytes)
@@ -184,6 +186,19 @@ def draw(dtype, count, elements):
     if dtype.is_floating_point:
         return [torch.rand(elements, generator=generator).to(dtype) for _ in range(count)]
     return [torch.randint(0, 99, (elements,), generator=generator).to(dtype) for _ in range(count)]
+
+
+def test_a_group_may_reduce_for_years(members):
+    group = members(2)
+    group.tell(("enter", 1))
+    group.tell(("count from", 1, (1 << 32) - 2))
+    for number in range(4):
+        group.fill("some", [torch.full((99,), number + 1.0), torch.full((99,), 10.0)])
+        group.tell(("reduce", 1, "some", True), 0)
+        group.tell(("over", number, 0.2), 0)
+        assert not group.hear(0), "it did not wait for the other"
+        group.tell(("reduce", 1, "some", True), 1)
+        assert all(bool((found == number + 11.0).all()) for found in group.results(number, "some"))
 
 
 @pytest.mark.fast("3")
