@@ -45,6 +45,7 @@ class MetricsUnderWay:
             finally:
                 self._under_way = False
 
+        computed.__name__ = name_of(metric)
         return computed
 
     def refuse(self, call: str) -> None:
@@ -337,11 +338,16 @@ def _part(whole: range, index: int, parts: int) -> range:
     return whole[start:stop]
 
 
+def name_of(metric: Metric) -> str:
+    """Of the function; such as functools.partial makes have none."""
+    return getattr(metric, "__name__", "metric")
+
+
 def measure(metric: Metric, model: torch.nn.Module, batch: Any) -> dict[str, float]:  # noqa: ANN401
     """The metric's values by name, sorted; a single number has the name of the function."""
     found = metric(model, batch)
     if not isinstance(found, Mapping):
-        found = {getattr(metric, "__name__", "metric"): found}
+        found = {name_of(metric): found}
     return {name: _number(name, found[name]) for name in sorted(found)}
 
 

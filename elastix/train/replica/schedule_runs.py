@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from elastix.train.replica import refusals
-from elastix.train.replica.evaluation import Metric
+from elastix.train.replica.evaluation import Metric, name_of
 
 _STAGES = "torch.distributed.pipelining.stage"
 _runs = 0
@@ -33,6 +33,7 @@ def required(metric: Metric) -> Metric:
             raise refusals.no_schedule_ran()
         return found
 
+    computed.__name__ = name_of(metric)
     return computed
 
 

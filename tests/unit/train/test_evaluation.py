@@ -6,7 +6,15 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from elastix.train.replica.evaluation import Evaluation, ExactEvaluation, buffers_kept
+from elastix.train.replica.evaluation import (
+    Evaluation,
+    ExactEvaluation,
+    MetricsUnderWay,
+    buffers_kept,
+    measure,
+    name_of,
+)
+from elastix.train.replica.schedule_runs import required
 
 
 @pytest.mark.parametrize("value", [float("inf"), float("nan"), 3.0])
@@ -17,6 +25,17 @@ def test_a_member_without_a_sample_adds_nothing_whatever_the_metric_says(value):
     idle, busy = (work.payload(SimpleNamespace(rank=rank, size=2)) for rank in range(2))
     assert idle.tolist() == [0.0, 0.0]
     assert busy.tolist() == pytest.approx([1.0, value], nan_ok=True)
+
+
+@pytest.mark.parametrize("seen_to", [lambda metric: metric, MetricsUnderWay().watched, required])
+def test_a_single_number_has_the_name_of_its_function_if_that_has_one(seen_to):
+    def loss(_model, _batch, power=1):
+        return 2.0**power
+
+    model, batch = torch.nn.Linear(1, 1), torch.zeros(1)
+    assert measure(MetricsUnderWay().watched(loss), model, batch) == {"loss": 2.0}
+    assert name_of(seen_to(loss)) == "loss"
+    assert name_of(seen_to(partial(loss, power=3))) == "metric"
 
 
 def spread(_model, batch):
