@@ -700,8 +700,7 @@ class Conductor:
             len(self._roster.holders),
             founded=self._roster.founded,
             coming=self._more or len(self._workers) - len(self._shadows) >= self._terms.min_workers,
-            step=self.state.step,
-            gone=self.state.gone,
+            state=self.state,
             now=now,
         )
         if isinstance(verdict, ElastixError):
@@ -729,7 +728,7 @@ class Conductor:
         if max(1, least) <= left < founders:
             self._push(self._roster.found_with(left))
         elif left < founders and not (left and self._more):
-            self.fail(limits.too_few_founders(left, least, self.state.gone))
+            self.fail(limits.too_few_founders(left, least, self.state))
 
     def _fill(self, now: float) -> None:
         """Start a worker in every place that is free; spares when the group has come about.

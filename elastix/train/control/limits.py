@@ -9,6 +9,7 @@ from elastix.config import FailureConfig
 from elastix.errors import ElastixError, QuorumLost, TooManyFailures, WorkerFailed
 from elastix.events import where_raised
 from elastix.train.control.messages import Outcome
+from elastix.train.control.run_state import RunState
 
 _IN_A_ROW = 8
 _TIMES_THE_GROUP = 3
@@ -83,12 +84,23 @@ def none_left(step: int) -> QuorumLost:
     )
 
 
-def too_few_founders(left: int, minimum: int, gone: Mapping[int, str]) -> QuorumLost:
+def too_few_founders(left: int, minimum: int, state: RunState) -> QuorumLost:
     """Workers were lost before there was a group, none can come, and the others are too few."""
+    when = "" if state.generation else " before the group had come about"
     return QuorumLost(
-        f"{who_is_gone(gone)} before the group had come about, and no other can come "
+        f"{who_is_gone(state.gone)}{when}, and no other can come "
         f"(FailureConfig has replace=False). {left} {'is' if left == 1 else 'are'} left, and "
-        f"num_workers has a minimum of {minimum}. No step was taken. Look at the workers' logs."
+        f"num_workers has a minimum of {minimum}. {what_stands(state)} Look at the workers' logs."
+    )
+
+
+def what_stands(state: RunState) -> str:
+    """What a run has come to whose group has not come about, or not again."""
+    if not state.generation:
+        return "No step was taken."
+    return (
+        "An earlier group was lost, and with it what was not stored. Calling fit() again goes on "
+        "from the last stored State, if there is one."
     )
 
 

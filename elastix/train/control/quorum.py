@@ -8,7 +8,8 @@ from collections.abc import Mapping
 
 from elastix.config import FailureConfig
 from elastix.errors import ElastixError, QuorumLost
-from elastix.train.control.limits import who_is_gone
+from elastix.train.control.limits import what_stands, who_is_gone
+from elastix.train.control.run_state import RunState
 
 
 class Quorum:
@@ -31,8 +32,7 @@ class Quorum:
         *,
         founded: bool,
         coming: bool,
-        step: int,
-        gone: Mapping[int, str],
+        state: RunState,
         now: float,
     ) -> str | ElastixError | None:
         """What is to happen now.
@@ -41,8 +41,7 @@ class Quorum:
             present: workers that have the State.
             founded: the group has come about, now or before.
             coming: others are being started, or could be.
-            step: the last committed one.
-            gone: workers that were lost since, and why.
+            state: what the run has told so far.
             now: seconds.
 
         Returns:
@@ -59,12 +58,12 @@ class Quorum:
         if awaited and now - self._short_since <= wait_s:
             return None
         if not founded:
-            return _no_group(self._minimum, wait_s, gone)
+            return _no_group(self._minimum, wait_s, state)
         if self._dismissed:
-            return _never_dismissed(present, self._minimum, wait_s, step)
+            return _never_dismissed(present, self._minimum, wait_s, state.step)
         self._dismissed = True
         self._short_since = now
-        return _dismissal(present, self._minimum, wait_s if awaited else None, gone)
+        return _dismissal(present, self._minimum, wait_s if awaited else None, state.gone)
 
     def was_away(self, seconds: float, now: float) -> None:
         """Nobody could come for so long."""
@@ -76,12 +75,12 @@ class Quorum:
         self._short_since = None
 
 
-def _no_group(minimum: int, waited_s: float, gone: Mapping[int, str]) -> QuorumLost:
+def _no_group(minimum: int, waited_s: float, state: RunState) -> QuorumLost:
     """The group did not come about in time."""
-    lost = f"; {who_is_gone(gone)}" if gone else ""
+    lost = f"; {who_is_gone(state.gone)}" if state.gone else ""
     return QuorumLost(
-        f"no group of {minimum} workers came about within start_timeout_s={waited_s:g}{lost}. No "
-        "step was taken. Look at the workers' logs, or raise it if they start slowly."
+        f"no group of {minimum} workers came about within start_timeout_s={waited_s:g}{lost}. "
+        f"{what_stands(state)} Look at the workers' logs, or raise it if they start slowly."
     )
 
 

@@ -720,6 +720,9 @@ def test_another_conductor_awaits_nobody_in_place_of_a_group_that_died_with_the_
     conductor.room(0, more=True, now=1.0)
     conductor.tick(1.2)
     assert isinstance(conductor.error, QuorumLost)
+    said = str(conductor.error)
+    assert "worker 0 (died unseen) and worker 1 (died unseen) were gone, and no other" in said
+    assert "No step was taken" not in said
 
 
 def test_another_conductor_gives_nobody_the_id_of_one_that_could_not_be_started():

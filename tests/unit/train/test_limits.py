@@ -6,6 +6,7 @@ from elastix.config import FailureConfig
 from elastix.errors import ConfigError, QuorumLost, TooManyFailures, WorkerFailed
 from elastix.train.control import limits
 from elastix.train.control.messages import Outcome, OutcomeKind
+from elastix.train.control.run_state import RunState
 
 UNLIMITED = FailureConfig(max_worker_losses=None)
 
@@ -74,10 +75,11 @@ def test_where_nobody_is_left_it_is_said_what_to_do():
 
 
 def test_founders_that_are_lost_are_named_with_what_befell_them():
-    error = limits.too_few_founders(1, 2, {4: "silent", 0: "died"})
+    error = limits.too_few_founders(1, 2, RunState(gone={4: "silent", 0: "died"}))
     assert isinstance(error, QuorumLost)
     assert str(error).startswith("worker 0 (died) and worker 4 (silent) were gone before the group")
     assert "1 is left" in str(error)
     assert "Look at the workers' logs" in str(error)
-    many = str(limits.too_few_founders(0, 2, dict.fromkeys(range(12), "died")))
+    twelve = RunState(gone=dict.fromkeys(range(12), "died"))
+    many = str(limits.too_few_founders(0, 2, twelve))
     assert "worker 7 (died) and 4 others were gone" in many

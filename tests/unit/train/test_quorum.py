@@ -4,9 +4,11 @@ import pytest
 
 from elastix.config import FailureConfig
 from elastix.errors import QuorumLost
+from elastix.events import GenerationFormed
 from elastix.train.control.quorum import Quorum
+from elastix.train.control.run_state import RunState
 
-FOUNDED = {"founded": True, "coming": False, "step": 7, "gone": {}}
+FOUNDED = {"founded": True, "coming": False, "state": RunState(step=7)}
 REPLACE = FailureConfig(replace=True, wait_s=10.0, start_timeout_s=60.0)
 LEAVE = FailureConfig(replace=False, wait_s=10.0, start_timeout_s=60.0)
 
@@ -36,7 +38,7 @@ def test_who_waits_in_vain_is_dismissed_once_and_then_ended():
 def test_while_somebody_may_come_they_wait(failure, coming):
     quorum = Quorum(2, failure)
     for now in (0.0, 9.9):
-        assert quorum.judge(1, founded=True, coming=coming, step=7, gone={}, now=now) is None
+        assert quorum.judge(1, **{**FOUNDED, "coming": coming}, now=now) is None
 
 
 def test_if_nobody_can_come_they_are_dismissed_at_once():
@@ -47,12 +49,26 @@ def test_if_nobody_can_come_they_are_dismissed_at_once():
 
 def test_a_group_that_does_not_come_about_has_longer_and_ends_without_a_word():
     quorum = Quorum(2, LEAVE)
-    starting = {"founded": False, "coming": False, "step": 0, "gone": {1: "died"}}
+    state = RunState(gone={1: "died"})
+    starting = {"founded": False, "coming": False, "state": state}
     assert quorum.judge(0, **starting, now=0.0) is None
     assert quorum.judge(1, **starting, now=59.0) is None
     end = quorum.judge(1, **starting, now=61.0)
     assert isinstance(end, QuorumLost)
     assert "start_timeout_s=60; worker 1 (died) was gone" in str(end)
+    assert "No step was taken." in str(end)
+
+
+def test_a_group_that_does_not_come_about_again_does_not_say_that_no_step_was_taken():
+    state = RunState()
+    state.take(GenerationFormed(generation=1, members=(0, 1), cause="start", urgent=True))
+    quorum = Quorum(2, REPLACE)
+    starting = {"founded": False, "coming": True, "state": state}
+    assert quorum.judge(0, **starting, now=0.0) is None
+    end = quorum.judge(0, **starting, now=61.0)
+    assert isinstance(end, QuorumLost)
+    assert "No step was taken" not in str(end)
+    assert "goes on from the last stored State" in str(end)
 
 
 def test_waiting_begins_anew_with_a_new_group():
@@ -65,6 +81,6 @@ def test_waiting_begins_anew_with_a_new_group():
 def test_who_is_dismissed_is_told_who_is_gone_and_why():
     """More room is of no use where all that comes is turned away."""
     gone = {1: "died", 4: "its node has other elastix code"}
-    reason = Quorum(2, LEAVE).judge(1, **{**FOUNDED, "gone": gone}, now=0.0)
+    reason = Quorum(2, LEAVE).judge(1, **{**FOUNDED, "state": RunState(gone=gone)}, now=0.0)
     assert isinstance(reason, str)
     assert "worker 1 (died) and worker 4 (its node has other elastix code) were gone" in reason
