@@ -1,7 +1,8 @@
-"""A campaign on two GPUs, as Ray believes, one of which is broken for good.
+"""A campaign or a run on GPUs, as Ray believes, one of which is broken for good.
 
 python -m tests.integration.broken_gpu HOW STORE: a worker on it says so, or dies of it. Each leaves
-STORE/broken-PID, and trials wait until the pool has met enough of them.
+STORE/broken-PID, and trials wait until the pool has met enough of them. HOW is "trains" for a run: a
+worker on it fails before ctx.prepare.
 """
 
 import os
@@ -12,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import ray
+import torch
 
 import elastix
 from elastix.search.executors import pool, pool_worker
@@ -49,15 +51,38 @@ def tells_its_gpu(ctx: elastix.Context) -> None:
     ctx.report(score=ctx.config["x"], gpu=int(os.environ["CUDA_VISIBLE_DEVICES"]))
 
 
+def trains(ctx: elastix.Context) -> None:
+    if is_broken():
+        raise torch.AcceleratorError("CUDA error: unknown error")
+    model = torch.nn.Linear(1, 1)
+    model, optimizer = ctx.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    dataset = torch.utils.data.TensorDataset(torch.ones(32, 1))
+    for epoch in ctx.loader(dataset, batch_size=4).epochs(1):
+        for (x,) in epoch:
+            optimizer.zero_grad()
+            model(x).sum().backward()
+            optimizer.step()
+
+
+def train(store: str) -> None:
+    scaling = elastix.ScalingConfig(num_workers=2, cpus_per_worker=0.5, gpus_per_worker=0.6)
+    run = elastix.RunConfig(name="broken", store=store)
+    elastix.ElasticTrainer(trains, scaling=scaling, run=run).fit()
+
+
 def main(how: str, store: str) -> None:
     ray.init(
         address="local",
         num_cpus=4,
-        num_gpus=2,
+        num_gpus=3 if how == "trains" else 2,
         include_dashboard=False,
         log_to_driver=False,
         runtime_env={"env_vars": {"MARKS": store, "HOW": how}},
     )
+    if how == "trains":
+        train(store)
+        ray.shutdown()
+        return
     pool.LoneWorker = {"says": Says, "dies": Dies}[how]
     elastix.Campaign(
         tells_its_gpu,

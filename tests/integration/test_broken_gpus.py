@@ -1,4 +1,4 @@
-"""A campaign goes around a GPU that is broken, which Ray does not know. No GPU is needed."""
+"""Campaigns and runs go around a GPU that is broken, which Ray does not know. No GPU is needed."""
 
 import subprocess
 import sys
@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import elastix
-from elastix.events import TrialLost
+from elastix.events import StepCommitted, TrialLost, WorkerLost
 from elastix.observe import journal
 from elastix.search.trial import TrialState
 
@@ -27,3 +27,17 @@ def test_a_campaign_goes_on_without_a_gpu_that_is_broken_for_good(how, tmp_path)
     assert not [event for event in events if isinstance(event, TrialLost)]
     met = len(list(tmp_path.glob("broken-*")))
     assert met == 1 or (how == "dies" and met >= 3)
+
+
+@pytest.mark.timeout(300)
+def test_a_run_goes_on_with_another_gpu_in_place_of_one_that_is_broken_for_good(tmp_path):
+    """Of three GPUs its two workers have the first and the second; the first is broken."""
+    command = [sys.executable, "-m", "tests.integration.broken_gpu", "trains", str(tmp_path)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    events = list(journal.read(tmp_path / "runs" / "broken" / "journal.jsonl"))
+    steps = [event.world_size for event in events if isinstance(event, StepCommitted)]
+    assert steps == [2] * 8
+    causes = [event.cause for event in events if isinstance(event, WorkerLost)]
+    assert causes == ["its GPU failed"] * 5
+    assert len(list(tmp_path.glob("broken-*"))) == 5

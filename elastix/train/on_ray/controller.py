@@ -164,6 +164,7 @@ class Controller(Shell):
         self._handles: dict[int, WorkerHandle] = {}  # by process
         self._killed: list[ray.ObjectRef[Any] | None] = []  # and what comes when nothing is left
         self._places: dict[int, Slot] = {}  # where a process is, until the place is given back
+        self._failed: dict[int, str] = {}  # by process, what its GPU said before it was of use
         self._notices = Notices(plan.failure.notices, plan.failure.notices_address)
         self._unwritable = False
         self._opened = threading.Event()  # the store is
@@ -488,9 +489,16 @@ class Controller(Shell):
             handle.over = True
             if outcome.node and self._slots.avoid(outcome.node):
                 logger.warning("%s", outcome.summary)
+            self._look_at_gpu(handle.process, worker, outcome)
             self._through(handle, worker, outcome, time.monotonic())
             if outcome.node:  # also if that worker was given up before: nobody is started there
                 self._look_for_room()
+
+    def _look_at_gpu(self, process: int, worker: int, outcome: Outcome) -> None:
+        """Note a GPU with which a worker did not even come to `prepare`; see Slots.give_back."""
+        useless = worker not in self._conductor.state.started
+        if outcome.kind is OutcomeKind.DEVICE_FAILED and useless and process in self._places:
+            self._failed[process] = outcome.summary
 
     def _through(self, handle: WorkerHandle, worker: int, outcome: Outcome, now: float) -> None:
         """A process is through with what it was of a worker."""
@@ -573,7 +581,7 @@ class Controller(Shell):
             return
         match place:
             case Vacated.FREE | Vacated.DRAINING:  # the slots know which nodes are draining
-                self._slots.give_back(slot)
+                self._slots.give_back(slot, self._failed.pop(worker, ""))
             case Vacated.UNUSED:
                 self._slots.drop(slot)
 

@@ -155,7 +155,7 @@ class CrewController(CrewShell, Controller):
     def _give_back(self, process: int) -> None:
         slot = self._places.pop(process)
         if self._plan.failure.replace:
-            self._slots.give_back(slot)
+            self._slots.give_back(slot, self._failed.pop(process, ""))
 
     def _vacate(self, worker: int, place: Vacated) -> None:
         """Room is counted in processes, as they end."""

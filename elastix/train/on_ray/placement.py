@@ -39,6 +39,8 @@ logger = logging.getLogger(__name__)
 SLOT = "/slot-"  # in the names of groups that a controller asks for
 _WAITING = 64  # slots that are requested at once and are not there yet
 _REFUSED = 8  # nodes in a row with other code, after which no others are asked for
+_FAILURES = 5  # in a row of the GPU of one slot, after which that is taken to be broken
+_BROKEN = 8  # such slots for which others are asked for
 _LOOK_S = 0.5
 _ANSWER_S = 0.3
 
@@ -97,13 +99,46 @@ class _Room:
         self._own: list[PlacementGroup] = []  # all but the founders'
         self._left: list[Slot] = []  # founders', on nodes to be taken away; others are requested
         self._noticed: set[str] | None = set()  # None: what was requested is of another controller
+        self._failures: dict[tuple[Any, int], int] = {}  # in a row, by group and bundle
+        self._broken: list[Slot] = []  # nobody is started there any more
         self._looked = 0.0
 
-    def give_back(self, slot: Slot) -> None:
-        """The slot's process is gone."""
+    def give_back(self, slot: Slot, failure: str = "") -> None:
+        """The slot's process is gone.
+
+        If several in a row could do nothing with its GPU, nobody is started there any more. The
+        room stays reserved, or Ray would give that GPU to the next; and other room is asked for.
+
+        Args:
+            failure: what the GPU said, if the process came to nothing for that; else empty.
+        """
+        place = slot.group.id, slot.bundle
         with self._lock:
             self._looked = 0.0
+            before = self._failures.pop(place, 0)
+            failures = before + 1 if failure else 0
+            if failures >= _FAILURES:
+                self._give_up_broken(slot, failures, failure)
+                return
+            if failure:
+                self._failures[place] = failures
             self._resting.append(slot)  # Ray moves the bundle when the node is gone
+
+    def _give_up_broken(self, slot: Slot, failures: int, failure: str) -> None:
+        known = self._broken_room()
+        self._broken.append(slot)
+        asks = len(self._broken) <= _BROKEN
+        self._missing += asks and self._broken_room() > known
+        logger.error(
+            "%d workers in a row could do nothing with a GPU of node %s, the last one of: %s. None is "
+            "started there any more%s. Look at it with nvidia-smi.",
+            *(failures, _nodes(slot.group).get(slot.bundle, "?"), failure),
+            "; other room is asked for" if asks else "",
+        )
+
+    def _broken_room(self) -> int:
+        """For how many workers the room is lost."""
+        return len(self._broken)
 
     def welcome(self) -> None:
         """A worker has the driver's elastix code: not all nodes that come have another one."""
@@ -316,6 +351,9 @@ class CrewSlots(_Room):
             there = {group for group, _ in taken}  # beside those who are left, others were lost
             idle.sort(key=lambda slot: slot.group.id not in there)
             self._resting = idle[unused:]
+
+    def _broken_room(self) -> int:
+        return len({slot.group.id for slot in self._broken})
 
     def free(self) -> list[Slot]:
         """Where processes can be started now."""

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 from elastix.config import FailureConfig
 from elastix.events import Events, WorkerNotStarted
+from elastix.train.control.messages import Outcome, OutcomeKind, Ready, Started
 from elastix.train.control.terms import RunTerms
 from elastix.train.on_ray.controller import Controller
 from elastix.train.record.conductor_shell import Shell
@@ -30,7 +31,7 @@ def test_a_question_to_the_store_waits_until_that_is_open():
 
 
 class Played(Controller):
-    """For two workers, of which it counts more room than there is: without Ray."""
+    """For two workers: without Ray."""
 
     def __init__(self, slots):
         failure = FailureConfig(replace=True)
@@ -39,11 +40,12 @@ class Played(Controller):
         self.events, self._slots = [], slots
         self._settings = SimpleNamespace(processes=1)
         self._checkpoints = SimpleNamespace(lost=lambda holder: None)
-        self._handles, self._places, self._killed = {}, {}, []
+        self._handles, self._places, self._killed, self._failed = {}, {}, [], {}
 
     def _start_process(self, process, slot):
         actor = SimpleNamespace(run=SimpleNamespace(remote=lambda life: None))
-        self._handles[process] = SimpleNamespace(actor=actor)
+        handle = SimpleNamespace(actor=actor, process=process, run=process, kill=lambda: None)
+        self._handles[process] = handle
         self._places[process] = slot
 
     def _emit(self, event, sequence=None):
@@ -62,3 +64,41 @@ def test_a_worker_for_which_there_is_no_room_any_more_is_not_waited_for():
     (lost,) = controller.events
     assert isinstance(lost, WorkerNotStarted)
     assert lost.worker == 1
+
+
+class Places:
+    """Room for one worker, beside who is there: what was given back of it, and why."""
+
+    draining, more = set(), True
+
+    def __init__(self):
+        self.free, self.failures = 2, []
+
+    def take(self):
+        self.free -= 1
+        return "a slot"
+
+    def give_back(self, slot, failure=""):
+        self.failures.append(failure)
+        self.free += 1
+
+
+def test_a_gpu_that_fails_before_its_worker_came_to_prepare_is_counted_where_it_is(monkeypatch):
+    """Whoever came as far may have failed by itself, or for once; others died otherwise."""
+    places = Places()
+    controller = Played(places)
+    controller._do(controller._conductor.room(2, more=True, now=0.0))
+    failed = Outcome(kind=OutcomeKind.DEVICE_FAILED, summary="CUDA error: unknown error")
+    for outcome, prepared in (
+        (failed, False),
+        (failed, True),
+        (Outcome(kind=OutcomeKind.OUT_OF_MEMORY, summary="too large"), False),
+    ):
+        worker = max(controller._handles)
+        if prepared:
+            controller._do(controller._conductor.hear(worker, Started(pid=1), 1.0))
+            controller._do(controller._conductor.hear(worker, Ready(None), 1.0))
+        monkeypatch.setattr("ray.get", lambda run, ended=outcome: (run, ended))
+        controller._ended(controller._handles[worker])
+        controller._look_for_room()
+    assert places.failures == ["CUDA error: unknown error", "", ""]

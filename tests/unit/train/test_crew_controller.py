@@ -76,6 +76,7 @@ class Slots:
     def __init__(self, nodes):
         self.unused = [Slot(number, node) for number, node in enumerate(nodes)]
         self.draining = set()
+        self.failures = []
 
     def free(self):
         return [slot for slot in self.unused if slot.node not in self.draining]
@@ -83,7 +84,8 @@ class Slots:
     def take(self, slot):
         self.unused.remove(slot)
 
-    def give_back(self, slot):
+    def give_back(self, slot, failure=""):
+        self.failures += [failure] if failure else []
         self.unused.append(slot)
 
     def avoid(self, node):
@@ -112,7 +114,7 @@ class Played(CrewController):
         self._checkpoints = SimpleNamespace(lost=lambda holder: None, poke=lambda: None)
         self._crews, self._slots = Crews(2, {}, again=False), Slots(nodes)
         self._together, self._unwritable, self._unused = False, False, []
-        self._handles, self._places, self._killed = {}, {}, []
+        self._handles, self._places, self._killed, self._failed = {}, {}, [], {}
         self._look_for_room()
         for worker in range(workers):
             self.prepares(worker)
@@ -213,6 +215,20 @@ def test_a_process_that_is_of_no_use_is_ended_and_another_takes_its_place(contro
     controller.says(0, Entered(2))
     controller.says(0, RecordEvents(((1, step(1, generation=2)),)))
     assert controller._crews.of(2) == [2, 4]
+
+
+@pytest.mark.parametrize("begun", [True, False])
+def test_a_gpu_that_fails_before_its_worker_has_begun_is_counted_where_it_is(
+    controller, begun, monkeypatch
+):
+    """A process of a worker that never came to `prepare`."""
+    if not begun:
+        controller._conductor.state.started.discard(1)
+    outcome = Outcome(kind=OutcomeKind.DEVICE_FAILED, generation=1, step=3, summary="CUDA error")
+    monkeypatch.setattr("ray.get", lambda _: (1, outcome))
+    controller._ended(controller.started[3])
+    assert controller.started[3].ended == "killed"
+    assert controller._slots.failures == ([] if begun else ["CUDA error"])
 
 
 def test_room_on_a_node_that_is_refused_counts_no_more_though_its_worker_was_given_up_before(

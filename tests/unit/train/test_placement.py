@@ -347,3 +347,58 @@ def test_nodes_where_room_is_idle_are_known(cluster, crew):
     cluster.where = {FOUNDERS: "other"}
     room.look()
     assert room.nodes == {"other"}
+
+
+def fails(room, times):
+    """So many workers, one after the other, can do nothing with the GPU of the next slot."""
+    for _ in range(times):
+        room.look()
+        slot = room.free()[-1] if isinstance(room, CrewSlots) else room.take()
+        if isinstance(room, CrewSlots):
+            room.take(slot)
+        room.give_back(slot, "CUDA error: unknown error")
+    room.look()
+
+
+@pytest.mark.parametrize("crew", [False, True])
+def test_where_a_gpu_fails_each_worker_nobody_is_started_any_more(cluster, crew, caplog):
+    """Its room stays reserved, as Ray would give that GPU to others; and there is other room."""
+    room = slots(1, crew)
+    room.look()
+    fails(room, 4)
+    assert (free(room), cluster.asked) == (2, [])
+    fails(room, 1)
+    assert free(room) == 1
+    assert len(cluster.asked) == 1  # of a crew a whole group
+    assert "5 workers in a row could do nothing with a GPU of node n" in caplog.text
+    assert "CUDA error: unknown error" in caplog.text
+    cluster.room = 9
+    for _ in range(2):
+        room.look()
+    assert free(room) == (3 if crew else 2)
+
+
+@pytest.mark.parametrize("crew", [False, True])
+def test_a_gpu_that_fails_now_and_then_is_used_further(cluster, crew):
+    room = slots(1, crew)
+    for _ in range(3):
+        fails(room, 4)
+        used = take(room)
+        for slot in reversed(used):
+            room.give_back(slot)  # it was of use, whatever became of its worker
+    room.look()
+    assert (free(room), cluster.asked) == (2, [])
+
+
+@pytest.mark.parametrize("crew", [False, True])
+def test_a_cluster_whose_gpus_all_fail_is_not_asked_for_others_without_end(cluster, crew):
+    room = slots(1, crew)
+    cluster.room = 99
+    for _ in range(200):
+        room.look()
+        if not free(room):
+            break
+        fails(room, 1)
+    assert free(room) == 0
+    assert len(cluster.asked) <= 8
+    assert not (room.coming if crew else room.more)
