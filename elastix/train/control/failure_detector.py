@@ -39,6 +39,9 @@ _ENTERING = "enter", "meet"
 _STILL = 10
 """So many timeouts all may wait for each other: a large tensor takes its time on a slow network."""
 
+_DEAF = 3
+"""So many timeouts nobody may be heard of: it may be this process that is cut off."""
+
 
 @dataclass
 class _Watched:
@@ -74,6 +77,8 @@ class FailureDetector:
 
     def hear(self, worker: int, beat: Heartbeat, now: float) -> None:
         """A heartbeat has come."""
+        if self._unheard(now):
+            self.was_away(now - self._last_heard, now)
         known = self._watched.get(worker)
         if known is None:
             entered = beat.step if beat.generation else None
@@ -125,7 +130,12 @@ class FailureDetector:
         self._reachability.forget(worker)
 
     def silent(self, now: float) -> list[int]:
-        """Workers from which no heartbeat has come for longer than the timeout."""
+        """Workers from which no heartbeat has come for longer than the timeout.
+
+        Nobody, while that may be for this process, which has heard of nobody.
+        """
+        if self._deaf(now):
+            return []
         found = []
         for worker in self._by_heard:
             if now - self._watched[worker].heard <= self._timeout_s:
@@ -138,7 +148,7 @@ class FailureDetector:
 
         Nobody, if all of them compute or all of them wait.
         """
-        if not self._waiting:
+        if not self._waiting or self._deaf(now):
             return []
         if not self._unmoved(members, now, self._timeout_s):
             return []  # somebody gets on, or has only just begun to wait
@@ -157,7 +167,7 @@ class FailureDetector:
         What they wait for must be lost: a network has dropped it and told nobody. Told once; the
         next time must last twice as long, since it may also be large.
         """
-        if not self._waiting or not self._unmoved(members, now, self._still_s):
+        if not self._waiting or self._deaf(now) or not self._unmoved(members, now, self._still_s):
             return False
         beats = [self._watched[w].beat for w in members if w in self._watched]
         together = any(beat.call[1] or beat.phase in _ENTERING for beat in beats)
@@ -165,6 +175,19 @@ class FailureDetector:
             return False  # else they may wait for newcomers, or for what is stored
         self._still_s *= 2
         return True
+
+    @property
+    def _last_heard(self) -> float:
+        """When anybody was heard of."""
+        return self._watched[next(reversed(self._by_heard))].heard
+
+    def _unheard(self, now: float) -> bool:
+        """Whether nobody, of several, was heard of for longer than the timeout."""
+        return len(self._watched) > 1 and now - self._last_heard > self._timeout_s
+
+    def _deaf(self, now: float) -> bool:
+        """Whether that is so, and may be because this process is cut off from all of them."""
+        return self._unheard(now) and now - self._last_heard <= _DEAF * self._timeout_s
 
     def _unmoved(self, members: Collection[int], now: float, seconds: float) -> bool:
         """Whether no member has moved for so long."""
@@ -186,7 +209,7 @@ class FailureDetector:
             trusted: workers that have the State, or all members before anybody has.
             now: as ever.
         """
-        return self._reachability.verdict(trusted, now)
+        return None if self._deaf(now) else self._reachability.verdict(trusted, now)
 
     def hopeless(self, now: float) -> TrainError | None:
         """The error that ends a run which would never get on; None as long as it may.

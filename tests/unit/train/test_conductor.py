@@ -1650,3 +1650,40 @@ def test_what_is_asked_for_before_a_suspended_conductor_knows_the_time_is_no_lat
     assert not interruption.over
     interruption.look(4020.5, held=True)
     assert interruption.over
+
+
+class Deaf(World):
+    """No heartbeat comes through between these times, and no step is taken."""
+
+    cut_off = (20.5, 0.0)
+
+    def _beat(self):
+        since, until = self.cut_off
+        if since <= self.now < until:
+            self._later(self._heartbeat_s, self._beat)
+        else:
+            super()._beat()
+
+    def _commit(self, group):
+        """Workers wait at a boundary for whoever leads the run."""
+        since, until = self.cut_off
+        if since <= self.now < until:
+            self._later(1.0, lambda: self._commit(group))
+        else:
+            super()._commit(group)
+
+
+def test_a_conductor_that_is_cut_off_from_all_workers_takes_none_of_them_for_lost():
+    world = Deaf(3, hang_timeout_s=30.0)
+    world.cut_off = (20.5, 65.0)
+    assert world.run().outcome == "finished"
+    assert lost(world) == []
+    assert committed_once(world)
+
+
+def test_a_conductor_that_hears_of_nobody_for_long_goes_back():
+    world = Deaf(3, hang_timeout_s=30.0)
+    world.at(20.5, lambda w: [setattr(w.alive[n], "silent", True) for n in range(3)])
+    assert world.run().outcome == "finished"
+    assert lost(world) == [(n, "silent") for n in range(3)]
+    assert world.events(Resumed)

@@ -41,6 +41,41 @@ def test_a_worker_without_signs_is_silent():
     assert detector.silent(10.5) == []
 
 
+def test_if_nobody_is_heard_of_it_may_be_the_network_of_who_listens():
+    """Only for so long: they may be gone, too."""
+    detector = FailureDetector(TIMEOUT, FIRST)
+    for worker, beat in enumerate((WAITS, BUSY, BUSY)):
+        detector.hear(worker, beat, 0.0)
+    for now in (9.0, 11.0, 25.0, 30.0):
+        assert detector.silent(now) == []
+        assert detector.holding_up((0, 1, 2), now) == []
+    assert detector.silent(30.5) == [0, 1, 2]
+
+
+def test_after_that_each_has_as_long_as_ever():
+    detector = FailureDetector(TIMEOUT, FIRST)
+    beats = (replace(WAITS, step=7), replace(BUSY, step=7), BUSY)
+    for worker, beat in enumerate(beats):
+        detector.hear(worker, replace(beat, step=beat.step - 1), -1.0)
+        detector.hear(worker, beat, 0.0)
+    for now in range(25, 35):  # two are there again, as they were
+        for worker in (0, 1):
+            detector.hear(worker, beats[worker], float(now))
+        assert detector.silent(float(now)) == []
+        assert detector.holding_up((0, 1, 2), float(now)) == []
+    for now in range(35, 40):
+        for worker in (0, 1):
+            detector.hear(worker, beats[worker], float(now))
+    assert detector.silent(39.0) == [2]
+    assert detector.holding_up((0, 1), 39.0) == [1]
+
+
+def test_one_alone_that_is_silent_is_so_for_itself():
+    detector = FailureDetector(TIMEOUT, FIRST)
+    detector.hear(0, BUSY, 0.0)
+    assert detector.silent(10.5) == [0]
+
+
 def test_whoever_all_others_wait_for_holds_them_up():
     beats = {0: WAITS, 1: BUSY, 2: WAITS}
     assert watched(beats, 9).holding_up((0, 1, 2), 9.0) == []
