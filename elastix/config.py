@@ -502,6 +502,8 @@ class FailureConfig(_Config):
         hang_timeout_s: a worker that has been silent for so long, or for which all others have
             waited so long, is killed and counts as lost. In a worker's first step, in which
             compilers run and caches fill, start_timeout_s applies instead if it is longer.
+            While none of several workers is heard of, which may be for the network of whoever
+            listens, it is three times as long.
         evict_slower_than: remove a worker if its part of a step takes this many times as long as
             the others'. None: only report slow workers, from 1.5 times on.
         wait_s: how long the survivors wait for replacements when fewer than the minimum are left.
