@@ -1,8 +1,8 @@
 """A campaign or a run on GPUs, as Ray believes, one of which is broken for good.
 
 python -m tests.integration.broken_gpu HOW STORE: a worker on it says so, or dies of it. Each leaves
-STORE/broken-PID, and trials wait until the pool has met enough of them. HOW is "trains" for a run: a
-worker on it fails before ctx.prepare.
+STORE/broken-PID, and trials wait until the pool has met enough of them. HOW is "trains" for a run:
+a worker on it fails before ctx.prepare.
 """
 
 import os

@@ -110,6 +110,7 @@ class _Room:
         room stays reserved, or Ray would give that GPU to the next; and other room is asked for.
 
         Args:
+            slot: where it was.
             failure: what the GPU said, if the process came to nothing for that; else empty.
         """
         place = slot.group.id, slot.bundle
@@ -127,11 +128,11 @@ class _Room:
     def _give_up_broken(self, slot: Slot, failures: int, failure: str) -> None:
         known = self._broken_room()
         self._broken.append(slot)
-        asks = len(self._broken) <= _BROKEN
-        self._missing += asks and self._broken_room() > known
+        asks = len(self._broken) <= _BROKEN and self._broken_room() > known
+        self._missing += asks
         logger.error(
-            "%d workers in a row could do nothing with a GPU of node %s, the last one of: %s. None is "
-            "started there any more%s. Look at it with nvidia-smi.",
+            "%d workers in a row could do nothing with a GPU of node %s, the last one of: %s. None "
+            "is started there any more%s. Look at it with nvidia-smi.",
             *(failures, _nodes(slot.group).get(slot.bundle, "?"), failure),
             "; other room is asked for" if asks else "",
         )
