@@ -147,8 +147,7 @@ class TrialModelSource(_FromStore):
         self._terms = terms
         self.store = terms.store
         self._number = number
-        # A train function may change its own, which is the same one where both came in one pickle.
-        self._config = copy.deepcopy(config)
+        self._config = config
         self._parent = parent
         self._in_place = in_place
         self._paused = paused
