@@ -120,6 +120,7 @@ def test_waiting_is_counted_without_a_break():
     detector.hear(0, BUSY, 9.0)
     detector.hear(0, WAITS, 10.0)
     assert detector.holding_up((0, 1), 15.0) == []
+    detector.hear(0, WAITS, 20.0)  # else nobody would be heard of
     assert detector.holding_up((0, 1), 21.0) == [1]
 
 
