@@ -53,8 +53,11 @@ _OPEN: dict[int, tuple[os.stat_result, int]] = {}  # files that are read, as pro
 def _look_at_files() -> None:
     """Before processes are started: which files are open to be read, and where they stand."""
     _OPEN.clear()
-    for path in Path("/proc/self/fd").iterdir() if sys.platform == "linux" else ():
-        number = int(path.name)
+    numbers: list[int] = []
+    if sys.platform == "linux":
+        with contextlib.suppress(OSError):  # without /proc positions stay shared
+            numbers = [int(path.name) for path in Path("/proc/self/fd").iterdir()]
+    for number in numbers:
         with contextlib.suppress(OSError):  # closed since, as that of the list itself
             about, flags = os.fstat(number), fcntl.fcntl(number, fcntl.F_GETFL)
             to_read = flags & os.O_ACCMODE == os.O_RDONLY and not flags & os.O_PATH

@@ -74,6 +74,18 @@ def test_who_reads_on_in_its_process_begins_where_the_file_stood(lines):
         assert file.tell() == 3
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc")
+def test_where_proc_is_not_mounted_a_loader_reads_as_it_did(lines, monkeypatch):
+    """Each process opens the file itself here, as this one has not."""
+    listed = Path.iterdir
+    monkeypatch.setattr(
+        Path,
+        "iterdir",
+        lambda path: listed(Path("/nowhere") if path == Path("/proc/self/fd") else path),
+    )
+    assert read(lines) == list(range(12))
+
+
 class ReadsOn(Lines):
     """Each process reads what it was given with the file open, and nothing of what others do."""
 
