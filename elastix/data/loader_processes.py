@@ -74,7 +74,8 @@ def own_files() -> None:
         with contextlib.suppress(OSError):
             if not os.path.samestat(about, os.fstat(number)):
                 continue
-            own = os.open(f"/proc/self/fd/{number}", fcntl.fcntl(number, fcntl.F_GETFL))
+            flags = fcntl.fcntl(number, fcntl.F_GETFL) & ~os.O_NOFOLLOW  # what is opened is a link
+            own = os.open(f"/proc/self/fd/{number}", flags)
             try:
                 os.lseek(own, position, os.SEEK_SET)
                 os.dup2(own, number, os.get_inheritable(number))

@@ -63,9 +63,10 @@ def test_processes_do_not_share_the_position_in_a_file_that_was_open_before(line
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="/proc")
-def test_who_reads_on_in_its_process_begins_where_the_file_stood(lines):
-    """Also from a file that has no name any more."""
-    with lines.path.open("rb", buffering=0) as file:
+@pytest.mark.parametrize("flags", [0, getattr(os, "O_NOFOLLOW", 0)])
+def test_who_reads_on_in_its_process_begins_where_the_file_stood(lines, flags):
+    """Also from a file that has no name any more, or that was not to be a link."""
+    with os.fdopen(os.open(lines.path, os.O_RDONLY | flags), "rb", buffering=0) as file:
         file.seek(3)
         lines.path.unlink()
         lines.__class__ = ReadsOn
