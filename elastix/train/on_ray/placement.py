@@ -97,17 +97,20 @@ class _Room:
         self._free: list[Slot] = []
         self._resting = slots  # nobody's, and not to be used as far as is known
         self._own: list[PlacementGroup] = []  # all but the founders'
-        self._left: list[Slot] = []  # founders', on nodes to be taken away; others are requested
+        self._left: list[Slot] = []  # others are requested in their place
         self._noticed: set[str] | None = set()  # None: what was requested is of another controller
         self._failures: dict[tuple[Any, int], int] = {}  # in a row, by group and bundle
-        self._broken: list[Slot] = []  # nobody is started there any more
+        # Where nobody is started any more: the node, and whether no other room was asked for though
+        # some is missing.
+        self._broken: dict[Slot, tuple[str, bool]] = {}
         self._looked = 0.0
 
     def give_back(self, slot: Slot, failure: str = "") -> None:
         """The slot's process is gone.
 
         If several in a row could do nothing with its GPU, nobody is started there any more. The
-        room stays reserved, or Ray would give that GPU to the next; and other room is asked for.
+        room stays reserved, or Ray would give that GPU to the next; and other room is asked for. If
+        Ray moves it to another node, as that one is gone, it is of use again.
 
         Args:
             slot: where it was.
@@ -126,16 +129,25 @@ class _Room:
             self._resting.append(slot)  # Ray moves the bundle when the node is gone
 
     def _give_up_broken(self, slot: Slot, failures: int, failure: str) -> None:
-        known = self._broken_room()
-        self._broken.append(slot)
-        asks = len(self._broken) <= _BROKEN and self._broken_room() > known
+        known, node = self._broken_room(), _nodes(slot.group).get(slot.bundle, "")
+        self._broken[slot] = node, False
+        lacks = self._broken_room() > known
+        asks = lacks and len(self._broken) <= _BROKEN
+        self._broken[slot] = node, lacks and not asks
         self._missing += asks
         logger.error(
             "%d workers in a row could do nothing with a GPU of node %s, the last one of: %s. None "
             "is started there any more%s. Look at it with nvidia-smi.",
-            *(failures, _nodes(slot.group).get(slot.bundle, "?"), failure),
+            *(failures, node or "?", failure),
             "; other room is asked for" if asks else "",
         )
+
+    def _moved(self, where: Mapping[Slot, str]) -> list[Slot]:
+        """Slots that were given up and are on another node now. Others may stand in for them."""
+        moved = [s for s, (node, _) in self._broken.items() if where.get(s, "") not in ("", node)]
+        for slot in moved:
+            self._missing += self._broken.pop(slot)[1]
+        return moved
 
     def _broken_room(self) -> int:
         """For how many workers the room is lost."""
@@ -256,12 +268,13 @@ class Slots(_Room):
         with self._lock:
             self._resting += [Slot(group, 0) for group in created]
             self._requested = [group for group in self._requested if group not in created]
-            idle = [*self._free, *self._resting, *self._left]
-        groups = {slot.group.id: _nodes(slot.group) for slot in idle}
-        where = {slot: groups[slot.group.id].get(slot.bundle, "") for slot in idle}
-        usable = _usable(set(where.values()), avoided)
+            idle, broken = [*self._free, *self._resting, *self._left], [*self._broken]
+        groups = {slot.group.id: _nodes(slot.group) for slot in (*idle, *broken)}
+        where = {slot: groups[slot.group.id].get(slot.bundle, "") for slot in (*idle, *broken)}
+        there = {where[slot] for slot in idle}
+        usable = _usable(there, avoided)
         with self._lock:
-            self.draining, self.nodes = draining, set(where.values()) - {""}
+            self.draining, self.nodes = draining, there - {""}
             if self._noticed != noticed:  # what was requested may not be where it should
                 self._noticed = noticed
                 for group in self._requested:
@@ -271,6 +284,11 @@ class Slots(_Room):
             idle = [*self._free, *self._resting]
             self._free = [slot for slot in idle if where.get(slot) in usable]
             self._resting = [slot for slot in idle if where.get(slot) not in usable]
+            for slot in self._moved(where):
+                if slot.founding:
+                    self._left.append(slot)
+                else:
+                    self._remove(slot.group)
             self._leave(where, usable, avoided)
             asked = _to_ask(self._missing, len(self._requested), self._refused)
             self._missing -= asked
@@ -375,9 +393,9 @@ class CrewSlots(_Room):
 
     def _look(self, draining: set[str], noticed: set[str], avoided: set[str]) -> None:
         with self._lock:
-            idle = [*self._free, *self._resting, *self._left]
-        where = {slot.group.id: _nodes(slot.group) for slot in idle}
-        there = {node for nodes in where.values() for node in nodes.values()} - {""}
+            idle, broken = [*self._free, *self._resting, *self._left], [*self._broken]
+        where = {slot.group.id: _nodes(slot.group) for slot in (*idle, *broken)}
+        there = {node for slot in idle for node in where[slot.group.id].values()} - {""}
         usable = _usable(there, avoided)
         with self._lock:
             self.draining, self.nodes = draining, there
@@ -387,6 +405,9 @@ class CrewSlots(_Room):
             ]
             self._free = [slot for slot in idle if slot.node in usable]
             self._resting = [slot for slot in idle if slot.node not in usable]
+            self._left += self._moved(
+                {slot: where[slot.group.id].get(slot.bundle, "") for slot in broken}
+            )
             self._leave(where, usable, avoided, again=self._noticed != noticed)
             self._noticed = noticed
             waiting = len({slot.group.id for slot in self._resting})

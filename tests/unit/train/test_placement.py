@@ -402,3 +402,47 @@ def test_a_cluster_whose_gpus_all_fail_is_not_asked_for_others_without_end(clust
     assert free(room) == 0
     assert len(cluster.asked) <= 8
     assert not (room.coming if crew else room.more)
+
+
+@pytest.mark.parametrize("crew", [False, True])
+def test_room_with_a_broken_gpu_that_is_moved_to_another_node_is_used_again(cluster, crew):
+    """The node was replaced. Ray gives what it has to that room first; others wait in vain."""
+    room = slots(1, crew)
+    fails(room, 5)
+    assert (free(room), len(cluster.asked)) == (1, 1)
+    cluster.where = {FOUNDERS: "other"}
+    for _ in range(3):
+        room.look()
+    assert free(room) == 2
+    assert cluster.asked == []  # nobody is needed in its place
+
+
+def test_further_room_with_a_broken_gpu_that_is_moved_is_let_go_of(cluster):
+    """Another group was asked for in its place, which can be where that was."""
+    room = slots(2, crew=False)
+    take(room)
+    cluster.room = 1
+    for _ in range(2):
+        room.look()
+    broken = cluster.asked[0]
+    fails(room, 5)
+    assert (free(room), len(cluster.asked)) == (0, 2)
+    cluster.where = {broken: "other"}
+    for _ in range(2):
+        room.look()
+    assert broken not in cluster.asked
+    assert (free(room), len(cluster.asked)) == (1, 1)
+
+
+@pytest.mark.parametrize("crew", [False, True])
+def test_all_room_whose_gpus_were_broken_is_used_again_when_it_is_moved(cluster, crew):
+    """That for which no other was asked too."""
+    room = slots(1, crew)
+    for _ in range(2):
+        fails(room, 5)
+    assert free(room) == 0
+    cluster.where = {FOUNDERS: "other"}
+    for _ in range(3):
+        room.look()
+    assert free(room) == 2
+    assert cluster.asked == []
