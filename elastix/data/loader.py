@@ -87,8 +87,8 @@ class Loader:
         turns: how often a batch was asked for.
         within: what of the worker's share of the last batch, or of the last slice, this process
             had; 1 for all.
-        overtaken: the State that came is of another epoch than the loop of the train function, or
-            of a time when that was through.
+        overtaken: the State that came is of another epoch than the loop of the train function, and
+            nobody has looked yet whether that matters.
         gave: the train function had a batch of it.
         came_to_none: it had none, as its loop over an epoch began where that had none left.
     """
@@ -179,6 +179,11 @@ class Loader:
         mine, theirs = self._source, other._source
         shuffled = mine.shuffle and theirs.shuffle
         return shuffled and mine.dataset is theirs.dataset and mine.seed == theirs.seed
+
+    @property
+    def outrun(self) -> bool:
+        """Whether the State that came is of a time when the loop over the epochs was through."""
+        return self._within and self.epoch >= self._planned
 
     @property
     def in_last_epoch(self) -> bool:

@@ -194,10 +194,18 @@ class WithQueueOf:
         train(ctx)
 
 
-def test_a_joiner_that_falls_too_far_behind_is_given_the_state_in_the_group(tmp_path):
-    """No step's gradients fit the queue: its donor drops it whenever it gets one."""
-    result = run(tmp_path, WithQueueOf(1000), 2, config={"epochs": 8}, spares=1, max_workers=3)
+@pytest.mark.parametrize(("samples", "epochs"), [(300, 8), (30, 80)], ids=["long", "of one step"])
+def test_a_joiner_that_falls_too_far_behind_is_given_the_state_in_the_group(
+    tmp_path, samples, epochs
+):
+    """No step's gradients fit the queue: its donor drops it whenever it gets one.
+
+    Where epochs are short it is given the State of another one each time; so would others be.
+    """
+    config = {"samples": samples, "epochs": epochs}
+    result = run(tmp_path, WithQueueOf(1000), 2, config=config, spares=1, max_workers=3)
     assert [join.worker for join in joins(result.events)] == [2]
+    assert not result.lost
 
 
 @dataclass(frozen=True)

@@ -24,6 +24,7 @@ _OF_THE_WAY = {
     "window": "ratios in which batches are split over workers; there are none in slices",
     "sentinel": "what is hashed when goes by the length of steps",
     "turns": "in which order loaders were drawn, to be compared after a stop",
+    "frozen": "which parameters required no gradient at the boundary: the loop sets it after that",
     "disputed": "a slice that has to be computed again",
     "reports": "those of void steps are counted too",
     "run": "its name",

@@ -86,8 +86,13 @@ def drawn(loaders: Sequence[Loader], passes: int = 0, frozen: Sequence[int] = ()
         epoch=batches[0][1] if batches else 0,
         data=_number(data),
         frozen=len(frozen),
-        trains=_number((*frozen,)),
+        trains=of_frozen(frozen),
     )
+
+
+def of_frozen(frozen: Sequence[int]) -> int:
+    """A hash of which parameters require no gradient; 0 if all do."""
+    return _number((*frozen,)) if frozen else 0
 
 
 def alike(loaders: Sequence[Loader]) -> tuple[int, int] | None:

@@ -498,11 +498,17 @@ class Member:
     def _look_if_overtaken(self) -> None:
         """A joiner that waited in its loop may find that the group is through with it.
 
-        Its process is replaced: after the last epoch it would draw more batches there than anybody
-        has, and in any other one it would go on with what the train function has set for this one,
-        such as `dataset.level` or what is frozen.
+        It would draw more batches there than anybody has, so its process is replaced. So it is in
+        another epoch if that matters: in a run that has to be exact it may not have in hand what it
+        drew for this one, and in any run it may have frozen for it what the others train.
         """
-        if not any(loader.overtaken for loader in self._tracked.loaders):
+        loaders = self._tracked.loaders
+        minds = any(one.overtaken for one in loaders) and (
+            self.settings.exact or self._steps.froze_otherwise
+        )
+        if not (minds or any(one.outrun for one in loaders)):
+            for one in loaders:  # what is frozen later on has nothing to do with the way in
+                one.overtaken = False
             return
         if self._driver.watching:
             raise Released(0)

@@ -32,7 +32,7 @@ from elastix.sharding import let_go_of_gathered
 from elastix.train.checkpoint.comparison import compare_kinds, diverged, parted_from_lost
 from elastix.train.control.messages import Diverged
 from elastix.train.replica import plain_loaders, refusals, unprepared_optimizers
-from elastix.train.replica.draw_comparison import Drawn, alike, drawn, parted
+from elastix.train.replica.draw_comparison import Drawn, alike, drawn, of_frozen, parted
 from elastix.train.replica.evaluation import MetricsUnderWay
 from elastix.train.replica.exactness import AnyPlaces, RandomPlaces
 from elastix.train.replica.guard import Alarm
@@ -119,6 +119,7 @@ class StepCommits:
         self._reducer: Reducer | None = None
         self._turns: deque[int] = deque(maxlen=loader_order.REMEMBERED)  # of loaders, step by step
         self._turns_from_before = False  # none of them was taken since the State came
+        self._frozen_there = 0  # what was where the State that came was captured
         self._unmarked = False  # one was void whose beginning nobody knows, and it was said
         self._doubted = False  # what a step was about, and it was said
         self._faulty, self._faults = -1, 0  # the last step that was, for who is alone; how often
@@ -143,6 +144,7 @@ class StepCommits:
             **self.checks.state_dict(),
             **self._again.state_dict(),
             **({"turns": list(self._turns)} if len(self._tracked.loaders) > 1 else {}),
+            **({"frozen": frozen} if (frozen := of_frozen(self._frozen)) else {}),
         }
 
     def load_state_dict(self, meta: Mapping[str, Any]) -> None:
@@ -156,6 +158,7 @@ class StepCommits:
         self._again.load_state_dict(meta)
         self._turns = deque(meta.get("turns", ()), loader_order.REMEMBERED)
         self._turns_from_before = bool(self._turns)
+        self._frozen_there = meta.get("frozen", 0)
         self._able = self._asked = self.foreign = self.level_due = False
         self._copied_at = time.monotonic()
 
@@ -321,6 +324,11 @@ class StepCommits:
     @property
     def _frozen(self) -> Sequence[int]:
         return self._reducer.frozen if self._reducer else ()
+
+    @property
+    def froze_otherwise(self) -> bool:
+        """Whether other parameters are frozen than where the State that came was captured."""
+        return of_frozen(self._frozen) != self._frozen_there
 
     def vote(self) -> torch.Tensor:
         """What goes into the commit round."""

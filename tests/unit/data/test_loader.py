@@ -577,21 +577,48 @@ def test_a_plan_is_told_once_however_many_epochs_it_has():
     assert pace.plans == [(0, 3)]
 
 
+@pytest.mark.parametrize(("exact", "froze"), [(False, False), (True, False), (False, True)])
 @pytest.mark.parametrize("epoch", [0, 1, 2, 3])
-def test_one_that_waits_in_a_loop_that_the_group_is_through_with_is_replaced(epoch):
-    """It would draw batches there that nobody else has, or as it had set things for that epoch."""
+def test_one_that_waits_in_a_loop_that_the_group_is_through_with_is_replaced(exact, froze, epoch):
+    """It would draw batches there that nobody else has; in another epoch only some runs mind.
+
+    Exact ones do, and those in which it has frozen other parameters, as it set them for that epoch.
+    """
     dataset = Numbers(8)
     loader = Loader(0, Source(dataset=dataset, batch_size=4, device=torch.device("cpu")), Pace())
     loop = loader.epochs(2)
     next(loop)
     loader.load_state_dict({**loader.state_dict(), "epoch": epoch})
     member = SimpleNamespace(
+        settings=SimpleNamespace(exact=exact),
+        _steps=SimpleNamespace(froze_otherwise=froze),
         _tracked=SimpleNamespace(loaders=[loader]),
         _driver=SimpleNamespace(watching=False),
         me=1,
     )
-    with pytest.raises(Fenced) if epoch else nullcontext():
+    replaced = epoch >= 2 or ((exact or froze) and epoch == 1)
+    with pytest.raises(Fenced) if replaced else nullcontext():
         Member._look_if_overtaken(member)
+
+
+def test_one_that_may_go_on_in_another_epoch_may_freeze_other_parameters_later():
+    """As all do. It was replaced at the next boundary."""
+    dataset = Numbers(8)
+    loader = Loader(0, Source(dataset=dataset, batch_size=4, device=torch.device("cpu")), Pace())
+    loop = loader.epochs(3)
+    next(loop)
+    loader.load_state_dict({**loader.state_dict(), "epoch": 1})
+    assert loader.overtaken
+    member = SimpleNamespace(
+        settings=SimpleNamespace(exact=False),
+        _steps=SimpleNamespace(froze_otherwise=False),
+        _tracked=SimpleNamespace(loaders=[loader]),
+        _driver=SimpleNamespace(watching=False),
+        me=1,
+    )
+    Member._look_if_overtaken(member)
+    member._steps.froze_otherwise = True
+    Member._look_if_overtaken(member)
 
 
 def test_an_epoch_that_ends_for_who_had_batches_of_it_did_not_come_to_none():
