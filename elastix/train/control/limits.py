@@ -86,7 +86,7 @@ def none_left(step: int) -> QuorumLost:
 
 def too_few_founders(left: int, minimum: int, state: RunState) -> QuorumLost:
     """Workers were lost before there was a group, none can come, and the others are too few."""
-    when = "" if state.generation else " before the group had come about"
+    when = "" if state.trained else " before the group had come about"
     return QuorumLost(
         f"{who_is_gone(state.gone)}{when}, and no other can come "
         f"(FailureConfig has replace=False). {left} {'is' if left == 1 else 'are'} left, and "
@@ -96,7 +96,7 @@ def too_few_founders(left: int, minimum: int, state: RunState) -> QuorumLost:
 
 def what_stands(state: RunState) -> str:
     """What a run has come to whose group has not come about, or not again."""
-    if not state.generation:
+    if not state.trained:  # a group was announced, it may be, and could not be connected
         return "No step was taken."
     return (
         "An earlier group was lost, and with it what was not stored. Calling fit() again goes on "

@@ -31,6 +31,7 @@ class RunState:
 
     Attributes:
         step: the last committed one.
+        trained: a step was committed, whether or not it stands.
         taken: of committed steps that stand, from which on they were taken in which generation.
         sequence: the highest sequence number of an event that several workers may send.
         losses: workers lost.
@@ -64,6 +65,7 @@ class RunState:
     """
 
     step: int = 0
+    trained: bool = False
     taken: list[tuple[int, int]] = field(default_factory=list)
     sequence: int = -1
     losses: int = 0
@@ -210,7 +212,7 @@ class RunState:
         self._give_up_from(event.step)
         if not self.taken or self.taken[-1][1] != event.generation:
             self.taken.append((event.step, event.generation))
-        self.step = event.step
+        self.step, self.trained = event.step, True
 
     def _give_up_from(self, step: int) -> None:
         while self.taken and self.taken[-1][0] >= step:

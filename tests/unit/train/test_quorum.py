@@ -4,7 +4,7 @@ import pytest
 
 from elastix.config import FailureConfig
 from elastix.errors import QuorumLost
-from elastix.events import GenerationFormed
+from elastix.events import GenerationFormed, Resumed, StepCommitted
 from elastix.train.control.quorum import Quorum
 from elastix.train.control.run_state import RunState
 
@@ -65,6 +65,9 @@ def test_a_group_that_does_not_come_about_again_does_not_say_that_no_step_was_ta
     quorum = Quorum(2, REPLACE)
     starting = {"founded": False, "coming": True, "state": state}
     assert quorum.judge(0, **starting, now=0.0) is None
+    assert "No step was taken." in str(quorum.judge(0, **starting, now=61.0))  # nobody came in
+    state.take(StepCommitted(step=1, generation=1, world_size=2, batches=()))
+    state.take(Resumed(step=0, ref=""))
     end = quorum.judge(0, **starting, now=61.0)
     assert isinstance(end, QuorumLost)
     assert "No step was taken" not in str(end)
