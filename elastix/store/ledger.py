@@ -676,9 +676,11 @@ class Ledger:
     ) -> NearestModel | None:
         """The model that shares most with these ids."""
         with self.asking() as index:
+            asked, among = where or {}, self._all
+            if asked and tagged is None and not but:
+                among, asked = self._having(asked), {}  # all of these have it
             chosen = tagged is not None or bool(but) or until_s is not None
-            allowed = index.matching(where or {}, tagged, but, until_s) if chosen else None
-            among = self._all if chosen or not where else self._having(where)
+            allowed = index.matching(asked, tagged, but, until_s) if chosen else None
             neighbours = among.of(index)
             return (neighbours.lp if mode == "lp" else neighbours.lcs)(ids, allowed)
 

@@ -8,6 +8,7 @@ import torch
 
 from elastix.state import State
 from elastix.store import Store, gc
+from elastix.store.index import Index
 from elastix.store.nearest import Candidate, Neighbours, pack_ids
 from elastix.testing.models import chain
 
@@ -50,6 +51,34 @@ def test_the_next_question_about_a_campaign_looks_at_new_models_alone(tmp_path):
             assert ask(store) == 1001
         assert first[0] > 100
         assert second[0] < first[0] / 3
+
+
+def test_what_a_campaign_had_by_some_time_is_found_without_signatures_of_others(
+    tmp_path, monkeypatch
+):
+    """Each worker of each trial asks, if trials are groups: in a store that others have filled."""
+    read, kept = [], Index.entries_since
+
+    def noted(index, rev, where):
+        for entry in kept(index, rev, where):
+            read.append(entry.key)
+            yield entry
+
+    monkeypatch.setattr(Index, "entries_since", noted)
+    with Store(tmp_path) as store:
+        for number in range(20):
+            put(store, number, "other", score=9.0)
+        first = put(store, 1000)
+        (entry,) = store.log(where=CAMPAIGN)
+        put(store, 1001, score=1.0)
+        for until_s, number in ((entry.time_s, 1000), (entry.time_s - 1, None), (None, 1001)):
+            found = store.nearest(chain("a b c"), where=CAMPAIGN, until_s=until_s)
+            assert (found and store.manifest(found.ref).meta["number"]) == number
+        assert len(read) == 2
+        put(store, 1002, score=2.0)
+        found = store.nearest(chain("a b c"), where=CAMPAIGN, until_s=entry.time_s)
+        assert found.ref == first
+        assert len(read) == 3
 
 
 def test_a_question_about_a_campaign_hears_of_whatever_was_put_or_retired_since(tmp_path):
