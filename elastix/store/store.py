@@ -597,12 +597,14 @@ class Store:
             None if no model shares a layer.
 
         Raises:
-            ConfigError: no such mode, or a value that models are not indexed by.
+            ConfigError: no such mode or time, or a value that models are not indexed by.
             NotFound: one of `but` is no model.
         """
         if mode not in ("lp", "lcs"):
             raise ConfigError(f"mode must be 'lp' or 'lcs', not {mode!r}.")
         of_kind("signature", signature, Signature)
+        told = "until_s (in seconds since 1970)"  # a time, and not how long something takes
+        check_value("Store.nearest", told, float | None, until_s)
         check_filters(where, tagged)
         left_out = list(map(self._known, but if isinstance(but, list | tuple) else [but]))
         ids = signature.paths if mode == "lp" else signature.ids

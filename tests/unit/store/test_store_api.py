@@ -58,6 +58,9 @@ WRONG = {
     "tagged": {
         "nearest": (lambda s, x: s.nearest(chain("a"), tagged=x), [0, b"a", "\ud800", ["a"]])
     },
+    "until_s": {
+        "nearest": (lambda s, x: s.nearest(chain("a"), until_s=x), ["now", [1], True, b"1"])
+    },
     "limit": {"log": (lambda s, x: s.log(limit=x), [-1, 1.5, True, "1", 10**30, np.array([1, 2])])},
     "cannot be a tag": {"tag": (lambda s, x: s.tag(x, "a"), [None, 3, b"x", ["a"], "\ud800", ""])},
     "state": {"put": (lambda s, x: s.put(x), [None, {}, torch.nn.Linear(2, 2), "a", "x" * 10**5])},
