@@ -14,7 +14,7 @@ from ConfigSpace.hyperparameters import UniformFloatHyperparameter, UniformInteg
 from ray import tune
 
 from elastix.errors import ConfigError
-from elastix.search.config_values import Parameter, choices, is_uneven, plain
+from elastix.search.config_values import Parameter, choices, plain
 from elastix.search.space import Space
 
 
@@ -37,7 +37,7 @@ def _domain(hyperparameter: Parameter) -> Any:  # noqa: ANN401 - a Domain of Tun
     if isinstance(hyperparameter, Constant):
         return plain(hyperparameter.value)
     listed = choices(hyperparameter)
-    uneven = is_uneven(hyperparameter)
+    uneven = len({*(getattr(hyperparameter, "weights", None) or ())}) > 1
     if listed is not None and not uneven:
         return tune.choice([plain(choice) for choice in listed])
     if isinstance(hyperparameter, UniformIntegerHyperparameter):

@@ -48,6 +48,13 @@ def test_bounds_are_the_same():
     assert {each["k"] for each in found} == {7}
 
 
+def test_choices_of_equal_weights_are_drawn_evenly_as_tune_does():
+    from elastix.search.tune_space import to_tune
+
+    domains = to_tune(Space([Categorical("c", ["a", "b"], weights=[2, 2])]))
+    assert {sampled(domains, seed)["c"] for seed in range(20)} == {"a", "b"}
+
+
 @pytest.mark.parametrize(
     "space",
     [
