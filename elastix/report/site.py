@@ -91,9 +91,10 @@ class Site:
         """
         with Store(self._store, read_only=True) as store:
             own = store.manifest(ref).ref
-            entry = next(one for one in store.log(own) if one.ref == own)
-            above, below = store.ancestors(ref), store.descendants(ref)
-            here = {known for known in (*above, *below) if _is_there(store, known)}
+            line = {one.ref: one for one in store.log(own)}
+            entry = line[own]
+            above, below = store.ancestors(own), store.descendants(own)
+            here = {*line, *(known for known in below if _is_there(store, known))}
             diffs = [(p, store.diff(p, entry.ref)) for p in entry.parents if p in here]
         facts = [
             *(("tags", " ".join(entry.tags) or "-"), ("size", decimal(entry.nbytes))),

@@ -15,7 +15,6 @@ from contextlib import closing
 from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from elastix.errors import Conflict, NotFound, StoreDamaged, TooNew
@@ -27,7 +26,6 @@ from elastix.store.records import LAST_SEQ, Kind, Model, Place
 
 SCHEMA = 1
 _DIGITS = frozenset("0123456789abcdef")
-_ANY: Mapping[str, Any] = MappingProxyType({})
 _DIGESTS = 500  # SQLite takes at least 999 parameters
 _TABLES = """
 CREATE TABLE packs(id INTEGER PRIMARY KEY, name TEXT UNIQUE NOT NULL,
@@ -582,13 +580,17 @@ class Index:
             raise damaged(f"the metadata of {row.ref[:12]} are {found[0]!r}") from error
 
     def rows(
-        self, status: Status = Status.ALIVE, limit: int = -1, where: Mapping[str, Any] = _ANY
+        self,
+        status: Status = Status.ALIVE,
+        limit: int | None = None,
+        where: Mapping[str, Any] | None = None,
     ) -> Iterator[Row]:
         """Models, the latest first; with such metadata, see `matching`."""
-        having, values = _having(where)
+        having, values = _having(where or {})
         chosen = " AND ".join(("m.status = ?", *having))
         found = self.sql.execute(
-            f"{_ROW}WHERE {chosen} ORDER BY m.seq DESC LIMIT ?", (status, *values, limit)
+            f"{_ROW}WHERE {chosen} ORDER BY m.seq DESC LIMIT ?",
+            (status, *values, -1 if limit is None else limit),
         )
         return map(_row, found)
 

@@ -639,16 +639,13 @@ class Ledger:
         self.refresh()
         with self.asking() as index:
             if only is None:
-                found = index.rows(limit=-1 if limit is None else limit, where=where or {})
+                found = list(index.rows(limit=limit, where=where))
             else:
                 having = index.matching(where, None, ()) if where else None
                 known = [row for ref in only if (row := index.row(ref)) is not None]
-                alive = [
-                    row
-                    for row in known
-                    if row.status == Status.ALIVE and (having is None or row.id in having)
-                ]
-                found = iter(sorted(alive, key=lambda row: row.seq, reverse=True)[:limit])
+                alive = [row for row in known if row.status == Status.ALIVE]
+                found = [row for row in alive if having is None or row.id in having]
+                found = sorted(found, key=lambda row: row.seq, reverse=True)[:limit]
             return [(row, index.parents(row.ref), index.meta(row)) for row in found]
 
     def relatives(self, question: str, *refs: Ref) -> list[Ref]:
