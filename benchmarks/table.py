@@ -464,8 +464,12 @@ def _line(row: Row, results: Results | None) -> str:
     value = value_of(row, results)
     if value is None:
         return f"| {row.what} | {row.goal} | not measured | |"
-    verdict = "" if row.reached(value, results or {}) else "**missed**"
-    return f"| {row.what} | {row.goal} | {row.shown.format(value)} | {verdict} |"
+    shown, verdict = row.shown.format(value), ""
+    if not row.reached(value, results or {}):
+        verdict = "**missed**"
+        if shown in row.goal.split():  # rounded to the goal: show by how little
+            shown = f"{value:.5g}"
+    return f"| {row.what} | {row.goal} | {shown} | {verdict} |"
 
 
 def _when(about: Results, benchmark: str, results: Results | None) -> str:

@@ -158,6 +158,12 @@ def test_parts_of_a_gpu_that_are_missing_were_not_measured(tmp_path):
     assert lines[held].endswith("| 5.6 | DCP: 93.1 |")
 
 
+def test_what_misses_its_goal_by_less_than_is_printed_shows_by_how_much(tmp_path):
+    (tmp_path / "exact.json").write_text('{"eight_slices_over_plain": 1.0504}')
+    (row,) = (line for line in goals(tmp_path).splitlines() if "| 1.05" in line)
+    assert row.endswith("| <= 1.05 | 1.0504 | **missed** |")
+
+
 def test_parts_of_different_days_are_said_to_be(tmp_path):
     parts = {"a": {"date": "2026-11-24T15:46:00+00:00"}, "b": {"date": "2026-11-26T01:00:00+00:00"}}
     about = {"date": "2026-11-26T15:46:00+00:00", "cores": 2}
