@@ -42,6 +42,7 @@ else:
 _ATTEMPTS = 16
 _MODELS_KEPT = 256
 _PLANS_KEPT = 1024
+_PAYLOADS_KEPT = 1 << 16  # of one that is forgotten the digest is checked once more
 _ARRAY_DIMS = 64  # numpy has no more
 
 
@@ -116,14 +117,16 @@ class Reader:
         self._ledger = ledger
         # By digest too: an index that is damaged may name one place for two of them.
         self._payloads: dict[tuple[Place, str], _Payload] = {}
-        self._models: dict[Ref, Model] = {}  # lately read; a model never changes
-        self._plans: dict[tuple[Ref, tuple[str, ...]], ReadPlan] = {}
+        # Lately read. Equal States have one ref, and another record if one was stored anew or by
+        # somebody else: with another score, signature or ties.
+        self._models: dict[Ref, tuple[Place, Model]] = {}
+        self._plans: dict[tuple[Place, tuple[str, ...]], ReadPlan] = {}  # by the model's record
 
-    def keep(self, ref: Ref, model: Model) -> None:
-        """Remember a model, for a while."""
+    def keep(self, ref: Ref, place: Place, model: Model) -> None:
+        """Remember a model and where its record is, for a while."""
         if len(self._models) >= _MODELS_KEPT:
             self._models.clear()
-        self._models[ref] = model
+        self._models[ref] = place, model
 
     def model(self, name: str) -> tuple[Row, Model]:
         """The model that a tag, a ref or the beginning of one means.
@@ -133,8 +136,9 @@ class Reader:
         """
         for attempt in range(_ATTEMPTS):
             row = self._ledger.find(name)
-            if row.ref in self._models:
-                return row, self._models[row.ref]
+            kept = self._models.get(row.ref)
+            if kept is not None and kept[0] == row.place:
+                return row, kept[1]
             try:
                 _, payload = read_record(self._packs, row.place, Kind.MODEL)
                 model = Model.from_bytes(payload, row.place.pack)
@@ -154,7 +158,7 @@ class Reader:
                 ) from error
             if model.manifest.ref != row.ref:
                 raise Corrupt(f"the record of model {row.ref[:12]} is that of another one.")
-            self.keep(row.ref, model)
+            self.keep(row.ref, row.place, model)
             return row, model
         raise NotFound(f"model {name!r} could not be read.")  # pragma: no cover
 
@@ -163,11 +167,11 @@ class Reader:
         for attempt in range(_ATTEMPTS):
             row, model = self.model(name)
             try:
-                plan = self._plan(row.ref, model, patterns)
+                plan = self._plan(row, model, patterns)
                 tensors = Tensors(row.ref, plan, self._packs, self._doubt)
                 found: Mapping[str, torch.Tensor] = tensors if lazy else tensors.all()
             except (Moved, NotFound) as moved:  # NotFound: far away nothing keeps a pack in place
-                self._plans.pop((row.ref, patterns), None)
+                self._plans.pop((row.place, patterns), None)
                 if attempt + 1 == _ATTEMPTS:
                     raise Corrupt(str(moved)) from moved
                 self._ledger.refresh()
@@ -181,12 +185,13 @@ class Reader:
         self._plans.clear()
         self._ledger.doubt(bytes.fromhex(digest))
 
-    def _plan(self, ref: Ref, model: Model, patterns: tuple[str, ...]) -> ReadPlan:
+    def _plan(self, row: Row, model: Model, patterns: tuple[str, ...]) -> ReadPlan:
         """Where the wanted tensors stand: one question to the index.
 
         Remembered for as long as its packs can be opened: a pack's bytes never change.
         """
-        plan = self._plans.get((ref, patterns))
+        ref = row.ref
+        plan = self._plans.get((row.place, patterns))
         if plan is not None:
             return plan
         wanted: dict[str, TensorInfo] = {}
@@ -207,7 +212,7 @@ class Reader:
             if digest not in places:
                 raise Moved(_says(ref, name, "no pack holds its bytes"))
             place = places[digest]
-            payload = self._payloads.setdefault((place, info.digest), _Payload(place, info.digest))
+            payload = self._payload(place, info.digest)
             dtype = getattr(torch, info.dtype)
             nbytes = math.prod(info.shape) * dtype.itemsize
             alone = users[digest] == 1
@@ -229,8 +234,16 @@ class Reader:
         plan = ReadPlan(tensors, split, packs)
         if len(self._plans) >= _PLANS_KEPT:
             self._plans.clear()
-        self._plans[ref, patterns] = plan
+        self._plans[row.place, patterns] = plan
         return plan
+
+    def _payload(self, place: Place, digest: str) -> _Payload:
+        found = self._payloads.get((place, digest))
+        if found is None:
+            while len(self._payloads) >= _PAYLOADS_KEPT:
+                del self._payloads[next(iter(self._payloads))]  # the first that was asked for
+            found = self._payloads[place, digest] = _Payload(place, digest)
+        return found
 
 
 @lru_cache

@@ -226,7 +226,7 @@ class Store:
             if isinstance(reply, StoreError):
                 raise reply
             if reply is None:
-                self._reader.keep(ref, model)
+                self._reader.keep(ref, request.place, model)
                 return ref
         raise StoreError(
             f"model {ref[:12]} was not stored: {_ATTEMPTS} times gc or a retirement came "
@@ -336,7 +336,7 @@ class Store:
             for reply in replies:
                 if isinstance(reply, StoreError):
                     raise reply
-            self._reader.keep(ref, model)
+            self._reader.keep(ref, put.place, model)
             return ref
         gone = set(missing or whole.places)
         lost = [n for n, info in whole.infos.items() if bytes.fromhex(info.digest) in gone]

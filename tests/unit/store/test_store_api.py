@@ -107,3 +107,28 @@ def test_a_closed_store_says_so(tmp_path):
     for call in (lambda: opened.get(ref), lambda: opened.put(new()), opened.log):
         with pytest.raises(StoreError, match=r"closed\..*Open it again"):
             call()
+
+
+def test_what_is_known_of_a_model_is_what_was_stored_first(tmp_path, monkeypatch):
+    """Another process stores an equal State just before this one's is committed."""
+    with Store(tmp_path) as ours, Store(tmp_path) as theirs:
+        submit = ours.ledger.submit
+
+        def later(requests):
+            monkeypatch.undo()
+            theirs.put(new(), signature=chain("a b"), score=2.0)
+            return submit(requests)
+
+        monkeypatch.setattr(ours.ledger, "submit", later)
+        ref = ours.put(new(), signature=chain("c"), score=1.0)
+        for store in (ours, theirs):
+            assert (store.signature(ref), store.score(ref)) == (chain("a b"), 2.0)
+
+
+def test_a_model_that_was_retired_and_stored_anew_is_the_new_one_for_all(tmp_path):
+    with Store(tmp_path) as ours, Store(tmp_path) as theirs:
+        ref = ours.put(new(), signature=chain("a b"))
+        assert ours.signature(ref) == chain("a b")
+        theirs.retire(ref)
+        theirs.put(new(), signature=chain("c"))
+        assert ours.signature(ref) == theirs.signature(ref) == chain("c")

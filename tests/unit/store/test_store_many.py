@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from elastix.state import State
-from elastix.store import Store, gc
+from elastix.store import Store, gc, reader
 from elastix.store.index import Index
 from elastix.store.nearest import Candidate, Neighbours, pack_ids
 from elastix.testing.models import chain
@@ -159,3 +159,15 @@ def test_a_model_takes_few_bytes_of_memory_beside_its_ids(later):
         tracemalloc.stop()
     assert neighbours.lp(range(6)).key == 0
     assert held < 350
+
+
+def test_a_store_that_is_read_for_long_remembers_so_many_tensors_and_no_more(tmp_path, monkeypatch):
+    monkeypatch.setattr(reader, "_PAYLOADS_KEPT", 8)
+    with Store(tmp_path) as store:
+        refs = [put(store, number) for number in range(20)]
+        for _ in range(2):
+            for number, ref in enumerate(refs):
+                assert store.get(ref).tensors["w"].tolist() == [number]
+        assert len(store._reader._payloads) == 8
+        many = State({f"t{i}": torch.tensor([i]) for i in range(20)})
+        assert sorted(store.get(store.put(many)).tensors) == sorted(many.tensors)
