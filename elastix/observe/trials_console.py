@@ -118,9 +118,9 @@ class TrialsConsole:
         self._controls: dict[int, bool] = {}  # from scratch: whether it has ended
         self._best_is = "best"
         self._store: StoreMeasured | None = None
-        self._inherited: list[float] = []
+        self._inherited: dict[int, float] = {}  # by trial: one may pause at several rungs
         self._models = False
-        self._ignored = 0
+        self._ignored: set[int] = set()
         self._mode = "none"
         self._longest = 0.0
         self._first_failure = ""
@@ -204,11 +204,12 @@ class TrialsConsole:
             return
         if event.values:
             self._scored[event.trial] = event
-        self._inherited.append(event.inherited)
+        self._inherited[event.trial] = event.inherited
         self._models = self._models or bool(event.ref)
-        self._ignored += event.ignored
-        if event.ignored and self._ignored == 1:
-            self._tell(f"trial {event.trial} {IGNORED}", "yellow")
+        if event.ignored:
+            if not self._ignored:
+                self._tell(f"trial {event.trial} {IGNORED}", "yellow")
+            self._ignored.add(event.trial)
         self._longest = max(self._longest, event.lineage_epochs - event.epochs)
         if event.state == "failed":
             self._first_failure = self._first_failure or f"trial {event.trial}: {event.message}"
@@ -261,7 +262,7 @@ class TrialsConsole:
 
     def _inheritance(self) -> Iterator[str]:
         """What came of it: a campaign that was to inherit and did not says so."""
-        shares = [share for share in self._inherited if share]
+        shares = [share for share in self._inherited.values() if share]
         if shares:
             yield (
                 f"{len(shares)} trials inherited {sum(shares) / len(shares):.0%} of their bytes on "
@@ -269,7 +270,7 @@ class TrialsConsole:
             )
         if self._ignored:
             yield (
-                f"{self._ignored} trials had a model to inherit from and did not: the train "
+                f"{len(self._ignored)} trials had a model to inherit from and did not: the train "
                 "function never calls ctx.inherit(model)"
             )
         elif not shares and self._inherited and self._mode != "none":

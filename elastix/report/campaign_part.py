@@ -35,10 +35,11 @@ def tiles(campaign: CampaignRecord) -> Iterator[Tile]:
         whole = best.lineage_epochs
         own = "all of its own" if whole <= best.epochs else own
         yield Tile("epochs behind the best", f"{whole:.4g}", own)
-        shares = [t.inherited for t in campaign.trials if t.inherited is not None]
-        if shares:
-            mean = sum(shares) / len(campaign.trials)
-            yield Tile("inherited", f"{mean:.0%}", "of a trial's bytes, on average")
+        shares = [t.inherited for t in campaign.trials if t.inherited]
+        if shares:  # as the console says it
+            mean, those = sum(shares) / len(shares), "trial" if len(shares) == 1 else "trials"
+            told = f"of their bytes by {len(shares)} {those}, on average"
+            yield Tile("inherited", f"{mean:.0%}", told)
     lost = sum(trial.losses for trial in campaign.trials)
     if lost:
         yield Tile("workers lost", str(lost), "their trials went on")

@@ -22,6 +22,7 @@ from elastix.events import (
 )
 from elastix.observe.journal import Journal
 from elastix.observe.trials_console import TrialsConsole
+from elastix.report import campaign_part
 from tests.report_data import campaign
 
 
@@ -314,3 +315,21 @@ def test_a_trial_that_raised_and_is_run_again_is_not_said_to_be_lost():
     assert "trial 2 lost: worker 3 died; it starts again" in text
     assert "1 lost\N{RIGHTWARDS ARROW}again" in console._trials()
     assert "1 raised\N{RIGHTWARDS ARROW}again" in console._trials()
+
+
+def test_what_trials_inherited_is_one_number_on_the_console_and_on_the_page():
+    """Of those that did, each once, however often it paused."""
+    console, file, _ = console_of(tty=False)
+    for event in events():
+        if isinstance(event, TrialEnded) and event.inherited:
+            console.show(replace(event, state="paused", ignored=True))
+        if not isinstance(event, CampaignEnded):
+            console.show(event)
+    console.show(CampaignEnded(outcome="finished", trials=1, best=-1))
+    shares = [trial.inherited for trial in campaign().trials if trial.inherited]
+    mean = f"{sum(shares) / len(shares):.0%}"
+    assert f"{len(shares)} trials inherited {mean} of their bytes on average" in file.getvalue()
+    assert f"{len(shares)} trials had a model to inherit from and did not" in file.getvalue()
+    (tile,) = (tile for tile in campaign_part.tiles(campaign()) if tile.name == "inherited")
+    assert tile.value == mean
+    assert f"by {len(shares)} trials" in tile.more
