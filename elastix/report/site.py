@@ -7,6 +7,7 @@ how a browser gets them (serving.py).
 import shlex
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from urllib.parse import quote
@@ -92,10 +93,15 @@ class Site:
         with Store(self._store, read_only=True) as store:
             own = store.manifest(ref).ref
             line = {one.ref: one for one in store.log(own)}
-            entry = line[own]
+            entry = line.get(own)
+            if entry is None:
+                raise NotFound(f"model {own[:12]} was retired just now.")
             above, below = store.ancestors(own), store.descendants(own)
             here = {*line, *(known for known in below if _is_there(store, known))}
-            diffs = [(p, store.diff(p, entry.ref)) for p in entry.parents if p in here]
+            diffs = []
+            for parent in filter(here.__contains__, entry.parents):
+                with suppress(NotFound):  # it was retired since then
+                    diffs.append((parent, store.diff(parent, own)))
         facts = [
             *(("tags", " ".join(entry.tags) or "-"), ("size", decimal(entry.nbytes))),
             ("stored", date(entry.time_s)),

@@ -1,5 +1,6 @@
 """The command line without a cluster: helps, exit codes, messages, completion, the report verb."""
 
+import inspect
 import json
 import os
 import re
@@ -166,6 +167,11 @@ def test_python_runs_the_package_too():
 
 def test_it_says_which_version_it_is():
     assert run("--version").stdout == f"elastix {elastix.__version__}\n"
+
+
+def test_nearest_means_the_same_in_python_and_on_the_command_line():
+    ours = inspect.signature(elastix.Store.nearest).parameters["mode"].default
+    assert inspect.signature(cli.nearest).parameters["mode"].default == ours
 
 
 def test_status_without_a_cluster_says_what_to_do(monkeypatch):

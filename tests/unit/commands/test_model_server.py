@@ -10,6 +10,7 @@ import pytest
 import torch
 from aiohttp.test_utils import TestClient, TestServer
 
+from elastix.commands import model_server
 from elastix.commands.model_server import ServedModel, address_of, application, following
 from elastix.errors import ConfigError, NotFound, StateError
 from elastix.state import State
@@ -174,6 +175,32 @@ def test_a_program_that_wants_to_end_is_told_of_and_the_model_goes_on(folder):
     put(folder, 5)
     assert not model.refresh()
     assert (model.ref, model.failure) == (first, "SystemExit: no licence")
+
+
+def test_a_state_that_cannot_be_loaded_is_not_read_at_each_look(folder, monkeypatch):
+    """It may have gigabytes. It is tried again after a while: the code may be mended by then."""
+    model = served(folder, function="licensed")
+    read, get, now = [], Store.get, [0.0]
+    monkeypatch.setattr(Store, "get", lambda self, ref: read.append(ref) or get(self, ref))
+    monkeypatch.setattr(model_server.time, "monotonic", lambda: now[0])
+    (folder / "expired").touch()
+    second = put(folder, 5)
+    for _ in range(10):
+        assert not model.refresh()
+    assert (read, model.failure) == ([second], "SystemExit: no licence")
+    now[0] += 3
+    for _ in range(10):
+        assert not model.refresh()
+    assert read == [second] * 2
+    (folder / "expired").unlink()
+    now[0] += 3
+    assert not model.refresh(), "twice as long now"
+    third = put(folder, 6)
+    assert model.refresh(), "another model is tried at once"
+    put(folder, 5)
+    assert model.refresh()
+    assert read == [second, second, third, second]
+    assert (model.ref, model.failure) == (second, "")
 
 
 def test_what_is_not_there_at_the_beginning_is_an_error(folder):

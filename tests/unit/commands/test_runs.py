@@ -15,7 +15,7 @@ import torch
 from typer.testing import CliRunner
 
 from elastix import cli
-from elastix.errors import Conflict, Full, StoreError
+from elastix.errors import Conflict, Full, NotFound, StoreError
 from elastix.event_records import to_record
 from elastix.events import (
     CampaignEnded,
@@ -37,6 +37,7 @@ from elastix.search.trial import Suggestion, Trial, TrialState
 from elastix.search.trial_database import TrialDatabase, TrialRow
 from elastix.state import State
 from elastix.store import Store
+from elastix.store.ledger import Ledger
 from tests.report_data import BEGAN, run_events
 
 
@@ -651,6 +652,24 @@ def test_the_page_of_a_model_whose_parent_was_stored_after_it_is_its_own(tmp_pat
     assert page.name == child[:12]
     assert [row[0].text for row in page.sections[0].tables[1].rows] == ["ancestor"]
     assert len(page.sections) == 2  # the second: how it differs from its parent
+
+
+def test_a_model_that_is_retired_as_its_page_is_made_is_not_found(tmp_path, monkeypatch):
+    with Store(tmp_path) as store:
+        ref = store.put(State({"w": torch.zeros(1)}))
+        rows = Ledger.rows
+        monkeypatch.setattr(Ledger, "rows", lambda *asked: store.retire(ref) or rows(*asked))
+        with pytest.raises(NotFound, match="retired"):
+            Site(tmp_path).model(ref)
+
+
+def test_a_model_whose_parent_is_retired_as_its_page_is_made_has_a_page(tmp_path, monkeypatch):
+    with Store(tmp_path) as store:
+        parent = store.put(State({"w": torch.zeros(1)}))
+        child = store.put(State({"w": torch.ones(1)}), parents=[parent])
+        diff = Store.diff
+        monkeypatch.setattr(Store, "diff", lambda *asked: store.retire(parent) or diff(*asked))
+        assert len(Site(tmp_path).model(child).sections) == 1
 
 
 def test_the_bytes_of_a_run_are_those_of_its_tagged_models_each_once(tmp_path):
