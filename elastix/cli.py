@@ -194,7 +194,7 @@ def diff(a: Name, b: Name, store: Where = STORE, as_json: AsJson = False) -> Non
 def nearest(
     ref: Name,
     store: Where = STORE,
-    mode: Annotated[str, typer.Option(help="lp (longest prefix) or lcs (subsequence).")] = "lcs",
+    mode: Annotated[str, typer.Option(help="lp (longest prefix) or lcs (subsequence).")] = "lp",
     tagged: Annotated[str | None, typer.Option(help="Only models with such a tag (glob).")] = None,
     as_json: AsJson = False,
 ) -> None:
