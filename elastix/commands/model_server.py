@@ -36,6 +36,7 @@ from elastix.store import Store
 
 HOST = "127.0.0.1"
 MOST_BYTES = 64 * 1024**2  # of one request
+_AGAIN_S, _AGAIN_AT_MOST_S = 2.0, 60.0  # until what failed is tried again: twice as long each time
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
@@ -46,6 +47,16 @@ class _Loaded:
     ref: Ref
     module: torch.nn.Module
     since: float
+
+
+@dataclass
+class _Refused:
+    """A model that could not be loaded, and when it is tried again: its State may be large."""
+
+    ref: Ref
+    why: str
+    again_s: float
+    pause_s: float = _AGAIN_S
 
 
 class ServedModel:
@@ -68,7 +79,8 @@ class ServedModel:
         self.name = name
         self.failure = ""
         self._store, self._model, self._config, self._dtype = store, model, config, dtype
-        self._now = self._load(None)
+        self._refused: _Refused | None = None
+        self._now = self._load(self._meant())
 
     @property
     def ref(self) -> Ref:
@@ -81,20 +93,31 @@ class ServedModel:
         Returns:
             Whether another model answers from now on.
         """
-        before = self._now
+        before, refused = self._now, self._refused
+        ref: Ref | None = None
         try:
-            self._now = self._load(before)
-            self.failure = ""
+            ref = self._meant()
+            if refused is not None and refused.ref == ref and time.monotonic() < refused.again_s:
+                self.failure = refused.why
+                return False
+            if ref != before.ref:
+                self._now = self._load(ref)
+            self.failure, self._refused = "", None
         except (Exception, SystemExit) as error:  # noqa: BLE001 - the model that answers goes on
             known = isinstance(error, ElastixError)
             self.failure = str(error) if known else f"{type(error).__name__}: {error}"
+            if ref is not None:
+                again = refused is not None and refused.ref == ref
+                pause_s = min(2 * refused.pause_s, _AGAIN_AT_MOST_S) if again else _AGAIN_S
+                self._refused = _Refused(ref, self.failure, time.monotonic() + pause_s, pause_s)
         return self._now is not before
 
-    def _load(self, known: _Loaded | None) -> _Loaded:
+    def _meant(self) -> Ref:
         with Store(self._store, read_only=True) as opened:
-            ref = opened.manifest(self.name).ref
-            if known is not None and known.ref == ref:
-                return known
+            return opened.manifest(self.name).ref
+
+    def _load(self, ref: Ref) -> _Loaded:
+        with Store(self._store, read_only=True) as opened:
             state = opened.get(ref)
             config = state.meta.get("config") if self._config is None else self._config
             module = state.load_into(built_model(self._model, config))
