@@ -397,15 +397,17 @@ class Campaign:
     def _tidy(self, opener: StoreOpener, results: Results, database: TrialDatabase) -> None:
         """Name the best model, and let go of States that trials have gone beyond."""
         # Who was stopped early may be better than all that have left one.
-        best = next((found.ref for found in results.top() if found.ref is not None), None)
+        left = [found.ref for found in results.top() if found.ref is not None]
         try:
             with (
                 Store(self._run.store)
                 if isinstance(opener, StoreDirectory)
                 else opener.open() as store
             ):
-                if best is not None:
-                    store.tag(f"{self.name}/best", best)  # first: what is tagged stays
+                for ref in left:
+                    with suppress(NotFound):  # somebody has retired it
+                        store.tag(f"{self.name}/best", ref)  # first: what is tagged stays
+                        break
                 needed = _ancestors(results.trials)
                 gone = [ref for ref in database.superseded() if ref not in needed]
                 for ref in gone:

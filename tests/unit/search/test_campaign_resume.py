@@ -15,7 +15,7 @@ from elastix.errors import NotFound
 from elastix.search.executors.serial import Local
 from elastix.search.rungs import Asha, Median
 from elastix.search.space import Blocks, Space
-from elastix.search.trial_database import FILE
+from elastix.search.trial_database import FILE, TrialDatabase
 from elastix.store import Store
 from tests.search_parts import SPACE, learns, noop, seal
 
@@ -294,3 +294,31 @@ def test_a_campaign_of_an_earlier_version_keeps_to_its_rule_for_seeds(tmp_path):
     found, seeds = seeded(tmp_path, "old", 5, seed=7)
     assert seeds[2:] == [found.seed_of(number) for number in (2, 3, 4)] == [9, 10, 11]
     assert seeded(tmp_path, "old", 6, seed=7)[1][5] == 12, "it goes on once more"
+
+
+def test_a_best_model_that_was_retired_keeps_no_other_from_being_named_nor_states_from_going(
+    tmp_path,
+):
+    def go_on():
+        return elastix.Campaign(
+            learns,
+            space=SPACE,
+            searcher=elastix.Random(),
+            metric="accuracy",
+            budget=elastix.Budget(trials=3),
+            run=elastix.RunConfig(name="c", store=str(tmp_path)),
+            executor=Local(),
+            quiet=True,
+        ).run()
+
+    best, second = (found.ref for found in go_on().top(2))
+    with Store(tmp_path) as store:
+        store.untag("c/best", expected=best)
+        store.retire(best)
+        gone = store.put(elastix.State({"w": torch.ones(1)}))
+    with TrialDatabase(tmp_path / "runs" / "c") as database:
+        database.commit([], superseded=[gone])
+    go_on()
+    with Store(tmp_path, read_only=True) as store:
+        assert store.tags()["c/best"] == second
+        assert gone not in {entry.ref for entry in store.log()}
