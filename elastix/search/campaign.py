@@ -570,7 +570,7 @@ class Campaign:
         """Leave this campaign where `elastix campaign resume` finds it, if it can be pickled."""
         from elastix.search.executors import campaign_file
 
-        campaign_file.keep(type(self)(**{**self._arguments(), "executor": None}), directory)
+        campaign_file.keep(self, directory)
 
     def _arguments(self) -> dict[str, Any]:
         """Of the call that makes a campaign like this one."""

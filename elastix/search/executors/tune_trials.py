@@ -14,6 +14,7 @@ import socket
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +82,16 @@ class Tune:
         self._owns_ray = False
         self._access = StoreAccess()
         self._begin_anew()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """As the call that made it: a campaign is kept with its executor, to go on with it."""
+        given = {
+            "scaling": self._scaling,
+            "parallel": self._parallel,
+            "storage_path": self._storage,
+            "name": self._name,
+        }
+        return partial(type(self), **given), ()
 
     def _begin_anew(self) -> None:
         self._news: queue.SimpleQueue[News] = queue.SimpleQueue()

@@ -5,16 +5,20 @@ import inspect
 import io
 import pickle
 import sys
+import threading
 import types
 
 import cloudpickle
 import pytest
+from typer.testing import CliRunner
 
 import elastix
+from elastix import cli
 from elastix.errors import NotFound, SearchError
 from elastix.search.campaign import Campaign
 from elastix.search.executors import campaign_file
 from elastix.search.executors.serial import Local
+from elastix.search.executors.tune_trials import Tune
 from tests.search_parts import SPACE
 
 
@@ -61,6 +65,42 @@ def test_a_campaign_with_an_executor_of_its_own_can_be_copied(tmp_path):
     for again in (copy.deepcopy(made), pickle.loads(cloudpickle.dumps(made))):
         assert isinstance(again._arguments()["executor"], Local)
         assert len(again.run()) == 3
+
+
+class Elsewhere(Local):
+    """An executor of a user."""
+
+
+class Unpicklable(Local):
+    def __init__(self):
+        super().__init__()
+        self.lock = threading.Lock()
+
+
+def test_the_command_line_goes_on_where_the_campaign_ran(tmp_path):
+    """It went on with the default executor, on workers of a cluster."""
+    campaign(tmp_path, executor=Elsewhere()).run()
+    kept = campaign_file.read(tmp_path / "runs" / "kept")
+    assert type(kept._arguments()["executor"]) is Elsewhere
+    budget = elastix.Budget(trials=5)
+    assert len(kept.again(budget=budget, store=str(tmp_path), quiet=True).run()) == 5
+
+
+def test_the_command_line_refuses_where_it_cannot_go_on_as_the_campaign_ran(tmp_path, caplog):
+    assert len(campaign(tmp_path, executor=Unpicklable()).run()) == 3
+    assert "cannot pickle '_thread.lock'" in caplog.text
+    asked = ["campaign", "resume", "kept", "--trials", "5", "--store", str(tmp_path)]
+    told = CliRunner().invoke(cli.app, asked)
+    assert told.exit_code == 1
+    assert "Run its script again" in " ".join(told.output.split())
+    assert len(elastix.Results.open(tmp_path, "kept")) == 3
+
+
+def test_ray_tune_as_an_executor_is_kept_as_it_was_asked_for(tmp_path):
+    made = Tune(parallel=3, storage_path=str(tmp_path), name="mine")
+    for again in (copy.deepcopy(made), pickle.loads(cloudpickle.dumps(made))):
+        assert (again._parallel, again._storage, again._name) == (3, str(tmp_path), "mine")
+        assert again._scaling == made._scaling
 
 
 @pytest.mark.parametrize("error", [pickle.PicklingError, TypeError])
