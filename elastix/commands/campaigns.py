@@ -37,19 +37,28 @@ app = typer.Typer(no_args_is_help=True, help="Look at searches, and go on with t
 @says
 def list_(store: Folder = STORE, as_json: AsJson = False) -> None:
     """List the campaigns of a store, the latest first."""
-    from elastix.search.results import Results, names
+    from elastix.search.results import names
 
     require_folder(store)
     values = []
     broken: StoreError | None = None
     for name in names(store):
         try:
-            values.append(_overview(Results.open(store, name)))
+            values.append(_overview(*_opened(store, name)))
         except NotFound as error:
             complain(str(error))
         except StoreError as error:  # the others can be listed nevertheless
             broken = broken or error
-    columns = ("campaign", "trials", "running", "failed", "best", "searcher", "began")
+    columns = (
+        "campaign",
+        "trials",
+        "running",
+        "interrupted",
+        "failed",
+        "best",
+        "searcher",
+        "began",
+    )
     print_table(as_json, values, columns, ([v[c] for c in columns] for v in values))
     if not values and broken is None and not as_json:
         complain(f"{store} has no campaigns")
@@ -72,9 +81,7 @@ def show(
     as_json: AsJson = False,
 ) -> None:
     """Show the trials of a campaign, the best first; with lineage_epochs beside every score."""
-    from elastix.search.results import Results
-
-    results = Results.open(store, name)
+    results, at_work = _opened(store, name)
     if parquet is not None:
         results.to_parquet(parquet)
     if failed:
@@ -89,9 +96,10 @@ def show(
             else f"trials with a score: {len(chosen)}"
         )
         complain(f"{shown}; {left_out} more are there: --top 0 shows all")
-    value = {**_overview(results), "trials_shown": [_plain(t, results) for t in chosen]}
+    shown_trials = [_plain(trial, results, at_work) for trial in chosen]
+    value = {**_overview(results, at_work), "trials_shown": shown_trials}
     columns = ("trial", "state", *results.objectives.names, "epochs", "lineage", "inherited")
-    rows = (_row(trial, results) for trial in chosen)
+    rows = (_row(trial, results, at_work) for trial in chosen)
     print_table(as_json, value, (*columns, "parent", "memory", "model", "config"), rows)
 
 
@@ -116,7 +124,23 @@ def resume(
     given = {"trials": trials, "epochs": epochs, "time_s": time_s, "parallel": parallel}
     with undisturbed(as_json):
         results = _resume(name, store, given, quiet=as_json)
-    print_table(as_json, _overview(results), (), ())
+    print_table(as_json, _overview(results, at_work=False), (), ())
+
+
+def _opened(store: str, name: str) -> "tuple[Results, bool]":
+    """A campaign, and whether a process runs it."""
+    from elastix.config import RunConfig
+    from elastix.search.results import Results
+    from elastix.search.trial_database import is_at_work
+
+    at_work = is_at_work(RunConfig(name=name, store=store).directory)  # it may end meanwhile
+    return Results.open(store, name), at_work
+
+
+def _state(trial: "Trial", at_work: bool) -> str:
+    from elastix.search.trial_database import state_in_words
+
+    return state_in_words(trial, at_work)
 
 
 def _resume(name: str, store: str, given: Mapping[str, float | None], *, quiet: bool) -> "Results":
@@ -154,13 +178,14 @@ def _last_line(traceback: str | None) -> str:
     return lines[-1] if lines else "-"
 
 
-def _overview(results: "Results") -> dict[str, Any]:
-    states = [trial.state for trial in results]
+def _overview(results: "Results", at_work: bool) -> dict[str, Any]:
+    states = [_state(trial, at_work) for trial in results]
     best = results.top(1)
     return {
         "campaign": results.facts["name"],
         "trials": len(results),
         "running": sum(state == "running" for state in states),
+        "interrupted": sum(state == "interrupted" for state in states),
         "failed": sum(state == "failed" for state in states),
         "paused": sum(state == "paused" for state in states),
         "refused": sum(state == "refused" for state in states),
@@ -180,7 +205,7 @@ def _values(trial: "Trial", results: "Results") -> tuple[float, ...]:
     return results.objectives.values(trial.losses)
 
 
-def _row(trial: "Trial", results: "Results") -> list[Any]:
+def _row(trial: "Trial", results: "Results", at_work: bool) -> list[Any]:
     scores = [f"{v:.4g}" for v in _values(trial, results)] or ["-"] * len(results.objectives.names)
     share = (trial.inherited or {}).get("share")
     parent, place = trial.suggestion.parent_number, ""
@@ -188,7 +213,7 @@ def _row(trial: "Trial", results: "Results") -> list[Any]:
         place = f" at {results.schedule(trial.number)[-1].begin:g}"
     return [
         f"{trial.number} (scratch)" if trial in results.reranked else trial.number,
-        trial.state.value,
+        _state(trial, at_work),
         *scores,
         f"{trial.epochs:g}",
         f"{trial.lineage_epochs:g}",
@@ -206,11 +231,11 @@ def _text(trial: "Trial") -> str:
     )
 
 
-def _plain(trial: "Trial", results: "Results") -> dict[str, Any]:
+def _plain(trial: "Trial", results: "Results", at_work: bool) -> dict[str, Any]:
     values = dict(zip(results.objectives.names, _values(trial, results), strict=False))
     return {
         "trial": trial.number,
-        "state": trial.state.value,
+        "state": _state(trial, at_work),
         "values": values,
         "epochs": trial.epochs,
         "lineage_epochs": trial.lineage_epochs,

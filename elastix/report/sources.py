@@ -14,7 +14,7 @@ from elastix.observe import catalogue
 from elastix.report.trials import CampaignRecord, TrialRecord
 from elastix.search.results import Results
 from elastix.search.trial import Objectives, Trial, campaign_of, run_of
-from elastix.search.trial_database import FILE
+from elastix.search.trial_database import FILE, is_at_work, state_in_words
 from elastix.search.trial_runs import is_trial
 
 
@@ -50,6 +50,7 @@ def campaign_record(store: Path, name: str, events: Iterable[Event]) -> Campaign
     Raises:
         NotFound, Corrupt, StoreError: the database cannot be read.
     """
+    at_work = is_at_work(store / "runs" / name)  # before it is read: it may end meanwhile
     results = Results.open(store, name)
     losses: Counter[int] = Counter()
     outcome, message = "", ""
@@ -65,8 +66,8 @@ def campaign_record(store: Path, name: str, events: Iterable[Event]) -> Campaign
             outcome, message = event.outcome, event.message
     objectives = results.objectives
     owners = {trial.ref: trial.number for trial in results.trials if trial.ref}
-    records = [_record(trial, objectives, owners, losses) for trial in results.trials]
-    controls = [_record(trial, objectives, owners, losses) for trial in results.reranked]
+    records = [_record(trial, at_work, objectives, owners, losses) for trial in results.trials]
+    controls = [_record(trial, at_work, objectives, owners, losses) for trial in results.reranked]
     facts = dict(results.facts)
     budget = facts.get("budget") or {}
     return CampaignRecord(
@@ -85,7 +86,11 @@ def campaign_record(store: Path, name: str, events: Iterable[Event]) -> Campaign
 
 
 def _record(
-    trial: Trial, objectives: Objectives, owners: dict[Any, int], losses: Counter[int]
+    trial: Trial,
+    at_work: bool,
+    objectives: Objectives,
+    owners: dict[Any, int],
+    losses: Counter[int],
 ) -> TrialRecord:
     reported = [result.get(objectives.names[0]) for result in trial.results]
     curve = [float(v) for v in reported if isinstance(v, int | float) and not isinstance(v, bool)]
@@ -93,7 +98,7 @@ def _record(
     return TrialRecord(
         number=trial.number,
         config=trial.config,
-        state=trial.state.value,
+        state=state_in_words(trial, at_work),
         values=objectives.values(trial.losses),
         curve=tuple(curve),
         ref=trial.ref,

@@ -29,7 +29,7 @@ class TrialRecord:
     Attributes:
         number: from 0 in its campaign.
         config: plain JSON values, nested or not.
-        state: waiting, running, paused, finished, stopped, failed or refused.
+        state: waiting, running, interrupted, paused, finished, stopped, failed or refused.
         values: of the objectives, as the train function reported them; empty without a score.
         curve: the first objective after each report, in order.
         ref: of its stored model.

@@ -26,7 +26,7 @@ from elastix.events import TrialEnded
 from elastix.observe import journal
 from elastix.observe.catalogue import JOURNAL
 from elastix.observe.journal import is_file
-from elastix.observe.run_lock import Lock
+from elastix.observe.run_lock import Lock, holder
 from elastix.search.trial import Trial, TrialState
 from elastix.state import Ref
 from elastix.store.requests import NO_SHARED
@@ -59,6 +59,20 @@ _COLUMNS = {
     "superseded": ("ref",),
     "passed": ("place", "body"),
 }
+
+
+def is_at_work(directory: Path) -> bool:
+    """Whether a process runs the campaign in this directory; True where that cannot be told."""
+    try:
+        return holder((directory / FILE).with_suffix(".lock")) is not None
+    except StoreError:
+        return True
+
+
+def state_in_words(trial: Trial, at_work: bool) -> str:
+    """Of a trial of a campaign that a process runs, or none: then nothing of it is running."""
+    gone = trial.state is TrialState.RUNNING and not at_work
+    return "interrupted" if gone else trial.state.value
 
 
 def row_sum(*values: object) -> int:

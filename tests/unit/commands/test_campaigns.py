@@ -29,6 +29,8 @@ from elastix.search.trial_database import TrialDatabase, TrialRow
 from tests.report_data import run_events
 
 SPACE = ConfigurationSpace(space=[Float("x", (0.0, 1.0))], seed=1)
+TOLD = {"finished", "stopped", "failed", "interrupted", "waiting", "paused", "refused"}
+"""What is said of these where no process runs the campaign."""
 STATES = ("finished", "stopped", "failed", "running", "waiting", "paused", "refused")
 HOSTILE = "\x1b]0;owned\x07[red]gone[/b] [link=https://example.org]click[/link]"
 
@@ -84,17 +86,17 @@ def test_the_report_has_a_row_for_every_trial(store):
     record = campaign_record(
         store, "mixed", journal.read(store / "runs" / "mixed" / "journal.jsonl")
     )
-    assert {trial.state for trial in record.trials} == set(STATES)
+    assert {trial.state for trial in record.trials} == TOLD
     assert all(trial.values == () for trial in record.trials if trial.state == "failed")
     page = write_report("mixed", store).read_text()
-    assert all(f">{state}<" in page for state in STATES)
+    assert all(f">{state}<" in page for state in TOLD)
 
 
 def test_the_table_has_a_row_for_every_trial(store):
     head, *lines = run("campaign", "show", "mixed", "--top", "0", "-s", str(store)).splitlines()
     assert head.split("\t")[:3] == ["trial", "state", "score"]
     assert len(lines) == 17
-    assert {line.split("\t")[1] for line in lines} == set(STATES)
+    assert {line.split("\t")[1] for line in lines} == TOLD
     found = strict(run("campaign", "show", "mixed", "--top", "0", "--json", "-s", str(store)))
     column = head.split("\t").index("memory")
     assert {line.split("\t")[column] == "-" for line in lines} == {True, False}
@@ -109,6 +111,23 @@ def test_the_table_has_a_row_for_every_trial(store):
     unscored = [t for t in found["trials_shown"] if t["state"] in ("failed", "waiting")]
     assert unscored
     assert all(trial["values"] == {} for trial in unscored)
+
+
+def test_trials_run_while_a_process_runs_their_campaign_and_are_interrupted_if_none_does(store):
+    where = ("--json", "-s", str(store))
+
+    def told():
+        (listed,) = strict(run("campaign", "list", *where))
+        shown = strict(run("campaign", "show", "mixed", "--top", "0", *where))
+        states = [trial["state"] for trial in shown["trials_shown"]]
+        counts = [(states.count(state), listed[state], shown[state]) for state in said]
+        record = campaign_record(store, "mixed", [])
+        return [*counts, {trial.state for trial in record.trials}.intersection(said)]
+
+    said = ("running", "interrupted")
+    assert told() == [(0, 0, 0), (1, 1, 1), {"interrupted"}]
+    with TrialDatabase(store / "runs" / "mixed"):
+        assert told() == [(1, 1, 1), (0, 0, 0), {"running"}]
 
 
 def test_controls_that_failed_are_shown_among_what_failed(store, tmp_path):
