@@ -266,7 +266,8 @@ class Budget(_Config):
             trials that a rung paused and that were never continued, count too. None: no limit.
         parallel: how many run at once; None: as many as the cluster has room for.
         time_s: seconds of this `run()`. Running trials are then stopped, and restart next time.
-        epochs: passes over the data by all trials together. Running trials then finish.
+        epochs: passes over the data by all trials together, failed ones too. What was lost with a
+            worker, or is done again in another attempt, does not count. Running trials then finish.
     """
 
     trials: int | None = None
