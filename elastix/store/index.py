@@ -626,6 +626,15 @@ class Index:
         found = self.sql.execute("SELECT name, ref FROM tags WHERE ref NOT NULL ORDER BY name")
         return {name: _ref(ref) for name, ref in found}
 
+    def tag_seqs(self) -> dict[str, int]:
+        """When each tag was set or removed last, by the clock."""
+        return dict(self.sql.execute("SELECT name, seq FROM tags").fetchall())
+
+    def tagged_since(self) -> dict[Ref, int]:
+        """Models that have a tag, and when they got the last one, by the clock."""
+        query = "SELECT ref, max(seq) FROM tags WHERE ref NOT NULL GROUP BY ref"
+        return {_ref(ref): seq for ref, seq in self.sql.execute(query)}
+
     def tag_records(self, name: str | None = None) -> list[tuple[str, Ref, Place]]:
         """Every tag, or that one, what it means and where that is written."""
         found = self.sql.execute(

@@ -127,7 +127,9 @@ class Ledger:
         self._mutex = threading.RLock()
         self._owner: Owner | None = None
         self._claims: Claims | None = None
-        self._unsettled: list[Request] = []  # written, it is unknown how far; carried out first
+        # Written, it is unknown how far, each with the clock by then; carried out first.
+        self._unsettled: list[tuple[Request, int]] = []
+        self._written_at = 0  # the clock in the last record of this ledger
         self._doubted: set[bytes] = set()  # digests and refs whose bytes were found damaged
         self._all = Neighbourhood()
         self._kept: dict[str, Neighbourhood] = {}  # by metadata; what was asked for last at the end
@@ -379,7 +381,9 @@ class Ledger:
                     raise
                 # The records may be on the disk for good: whoever makes the index anew carries
                 # them out, so this ledger must, before anything that comes later.
-                self._unsettled += [r for r in requests if not isinstance(r, Put)]
+                again = [request for request, _ in self._unsettled]
+                again += [request for request in requests if not isinstance(request, Put)]
+                self._unsettled = [(request, self._written_at) for request in again]
                 raise _unknown(error) from error
             finally:
                 if durable:
@@ -406,11 +410,20 @@ class Ledger:
     def _submit(self, requests: Sequence[Request]) -> list[Reply]:
         with self.transaction(requests=requests) as index:
             rev = index.next_rev()
-            for request in self._unsettled:
-                self._apply(request, rev)
+            self._settle(index, rev)
             replies = [self._apply(request, rev) for request in requests]
         self._unsettled.clear()
         return replies
+
+    def _settle(self, index: Index, rev: int) -> None:
+        """Carry out what a failed commit has left, unless others have decided otherwise since.
+
+        A model that has a tag by now stays, as `_retire` says; see also pack_replay.
+        """
+        moved = index.tag_seqs() if self._unsettled else {}
+        for request, seq in self._unsettled:
+            if not isinstance(request, Tag) or moved.get(request.name, -1) < seq:
+                self._apply(request, rev)
 
     def _apply(self, request: Request, rev: int) -> Reply:
         sql = self.index.sql
@@ -471,6 +484,7 @@ class Ledger:
         seq = self.index.advance(self.index.next_seq(time.time_ns()))
         header = Header(kind, len(payload), blake3(payload).digest(), seq)
         place = self._writer.append(header, payload)
+        self._written_at = seq
         self.index.extend_pack(place.pack, place.end)
         return seq, place
 

@@ -11,7 +11,8 @@ from typing import NamedTuple
 from blake3 import blake3
 
 from elastix.errors import Conflict, Corrupt, NotFound, StoreError
-from elastix.store.index import Index
+from elastix.state import Ref
+from elastix.store.index import Index, Status
 from elastix.store.packs import Packs, View, read_record
 from elastix.store.records import (
     ALIGNMENT,
@@ -111,13 +112,13 @@ def replay(index: Index, packs: Packs, spans: list[Span], doubted: set[bytes]) -
         if view is not None and span.size > 0:
             with suppress(NotFound):
                 small += _replay_blobs(index, packs, span, view, doubted)
-    rev = index.next_rev()
+    others = _Others(index, packs, index.next_rev(), doubted)
     for seq, kind, place, payload in sorted(small):
         index.advance(seq)
         try:
             if payload is None:
                 _, payload = read_record(packs, place, kind)
-            _replay_small(index, seq, kind, place, payload, rev, doubted)
+            others.enter(seq, kind, place, payload)
         except (Corrupt, NotFound) as error:
             logger.warning("record skipped pack=%s byte=%d: %s", place.pack, place.offset, error)
 
@@ -220,26 +221,53 @@ def _enter(
     index.replace_blobs(better)
 
 
-def _replay_small(
-    index: Index,
-    seq: int,
-    kind: Kind,
-    place: Place,
-    payload: bytes,
-    rev: int,
-    doubted: set[bytes],
-) -> None:
-    if kind == Kind.MODEL:
-        model = Model.from_bytes(payload, place.pack)
+class _Others:
+    """Enters what is no tensor, in the order of its clock.
+
+    A retirement whose commit failed has left a record all the same. If another process has tagged
+    the model after it, which nobody can do with one that is retired, then it never took effect.
+    """
+
+    def __init__(self, index: Index, packs: Packs, rev: int, doubted: set[bytes]) -> None:
+        self._index = index
+        self._packs = packs
+        self._rev = rev
+        self._doubted = doubted
+        self._tagged = index.tagged_since()
+        self._retired: dict[Ref, Place] = {}  # by what is entered here: where their records are
+
+    def enter(self, seq: int, kind: Kind, place: Place, payload: bytes) -> None:
+        """One record."""
+        if kind == Kind.MODEL:
+            self._enter_model(Model.from_bytes(payload, place.pack), seq, place)
+        elif kind == Kind.TAG:
+            name, ref = parse_tag(payload, place.pack)
+            self._index.set_tag(name, ref, seq, place)
+            if ref is not None:
+                self._bring_back(ref, seq)
+        else:
+            ref, parents = parse_retired(payload, place.pack)
+            if self._tagged.get(ref, -1) > seq:
+                return
+            row = self._index.row(ref)
+            self._index.retire(ref, parents, seq, place, self._rev)
+            if row is not None and row.status != Status.RETIRED and row.seq <= seq:
+                self._retired[ref] = row.place
+
+    def _enter_model(self, model: Model, seq: int, place: Place) -> None:
         ref = model.manifest.ref
-        index.add_model(ref, model, seq, place, rev, keep_broken=True)
-        if bytes.fromhex(ref) in doubted:
-            index.replace_model(ref, place)
-            doubted.discard(bytes.fromhex(ref))
-    elif kind == Kind.TAG:
-        index.set_tag(*parse_tag(payload, place.pack), seq, place)
-    else:
-        index.retire(*parse_retired(payload, place.pack), seq, place, rev)
+        self._index.add_model(ref, model, seq, place, self._rev, keep_broken=True)
+        self._retired.pop(ref, None)
+        if bytes.fromhex(ref) in self._doubted:
+            self._index.replace_model(ref, place)
+            self._doubted.discard(bytes.fromhex(ref))
+
+    def _bring_back(self, ref: Ref, seq: int) -> None:
+        place = self._retired.get(ref)
+        if place is not None:
+            logger.warning("a retirement before a tag did not take effect model=%s", ref[:12])
+            _, payload = read_record(self._packs, place, Kind.MODEL)
+            self._enter_model(Model.from_bytes(payload, place.pack), seq, place)
 
 
 def sealed_at(packs: Packs, pack: str, size: int) -> int | None:

@@ -291,6 +291,65 @@ def test_what_a_failed_commit_left_is_carried_out_before_what_follows(
             store.rebuild()
 
 
+@pytest.mark.parametrize("then", ["it goes on", "it is closed", "both are closed"])
+def test_a_model_that_another_process_tagged_is_not_retired_by_a_commit_that_failed_before(
+    tmp_path: Path, then: str
+) -> None:
+    """The record of the retirement is in a pack for good, and whoever reads it must know better."""
+    state, other = small(1), Store(tmp_path)
+    store = Store(tmp_path)
+    ref = store.put(state)
+    store._ledger.index.sql = FailingCommit(store._ledger.index.sql)
+    with pytest.raises(StoreError, match="whether it takes effect is unknown"):
+        store.retire(ref)
+    other.tag("kept", ref)
+    if then == "it goes on":
+        store.put(small(2))
+    store.close()
+    if then != "both are closed":
+        other.put(small(3))
+        assert same(other.get("kept"), state)
+    other.close()
+    for _ in range(3):
+        with Store(tmp_path, read_only=True) as reader:
+            assert same(reader.get("kept"), state)
+        with Store(tmp_path) as store:
+            assert store.tags() == {"kept": ref}
+            assert same(store.get(ref), state)
+            assert store.verify() == []
+            store.rebuild()
+    with Store(tmp_path) as store:
+        store.gc()
+        store.rebuild()
+        assert same(store.get("kept"), state)
+        store.untag("kept")
+        store.retire(ref)
+        store.rebuild()
+        with pytest.raises(NotFound):
+            store.get(ref)
+
+
+@pytest.mark.parametrize("name", ["other", "kept"])
+def test_a_tag_that_another_process_moved_is_not_moved_back_by_a_commit_that_failed_before(
+    tmp_path: Path, name: str
+) -> None:
+    other, store = Store(tmp_path), Store(tmp_path)
+    ours, theirs = store.put(small(1)), store.put(small(2))
+    store._ledger.index.sql = failing = FailingCommit(store._ledger.index.sql)
+    for ref in (theirs, ours):
+        failing.fails = 1
+        with pytest.raises(StoreError, match="whether it takes effect is unknown"):
+            store.tag("kept", ref)
+    other.tag(name, theirs)
+    store.put(small(3))
+    wanted = {"kept": ours, name: theirs}
+    assert store.tags() == other.tags() == wanted
+    store.close()
+    other.rebuild()
+    assert other.tags() == wanted
+    other.close()
+
+
 @pytest.mark.parametrize("moment", ["view", "sizes"])
 def test_verify_beside_gc_finds_nothing_and_holds_nobody_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
