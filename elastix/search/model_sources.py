@@ -269,10 +269,13 @@ class TrialModelSource(_FromStore):
         return self._read("begins at the beginning", lambda: opened(self.store).get(parent, "@*"))
 
     def leave(self, leaving: TrainedModel) -> LeftModel | None:
-        """See ModelSource. Stores a final model alone or with its optimizer, a paused one whole."""
+        """See ModelSource. Stores a final model alone or with its optimizer, a paused one whole.
+
+        Without a score it is left out, unless the campaign may have heard what this has not.
+        """
         score = self._score(leaving.metrics)
         paused = leaving.reason == "paused"
-        if score is None and not paused:
+        if score is None and not paused and leaving.heard_all:
             return None
         ancestor, before = self._ancestor()
         meta = {

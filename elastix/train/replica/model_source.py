@@ -24,6 +24,8 @@ class TrainedModel:
         metrics: the last value of each metric reported.
         epochs: passes over the data that this run made.
         reason: "final", or "paused" if the run is to go on from here.
+        heard_all: no report was made before this worker joined, or went on from a checkpoint:
+            otherwise `metrics` may lack some.
     """
 
     model: torch.nn.Module
@@ -31,6 +33,7 @@ class TrainedModel:
     metrics: Mapping[str, Any]
     epochs: float
     reason: str
+    heard_all: bool = True
 
 
 @dataclass(frozen=True)

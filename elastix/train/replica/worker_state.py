@@ -100,6 +100,7 @@ class WorkerState:
         self._beginning: Beginning | None = None  # until the first boundary
         self._ended = False  # the train function is through, and nothing has begun since
         self._metrics: dict[str, Any] = {}  # that were reported last
+        self._heard_all = True  # of these reports
         self._passes_before = 0.0  # over the data, of the ancestor whose place this run has taken
         self._parts = parts
         self._settings = parts.settings
@@ -215,6 +216,7 @@ class WorkerState:
             self._parts.replicated.sequence = sequence
         else:
             self._parts.replicated.go_on(sequence, map(_event, untold))
+        self._heard_all &= state.meta["reports"] <= self.reports
         self.reports = state.meta["reports"]
         self._passes_before = state.meta.get("passes_before", 0.0)
 
@@ -254,7 +256,8 @@ class WorkerState:
             return
         self.adopt(state)
         self.on_the_way = False
-        self._metrics = dict(state.meta.get("metrics", {}))  # of a trial that was paused
+        if "metrics" in state.meta:  # of a trial that was paused
+            self._metrics, self._heard_all = dict(state.meta["metrics"]), True
         if self._settings.exact:
             look_at_origin(state.meta.get("exact"), self._computes_with)
         self._steps.window.forget()  # its workers were those of another run of the group
@@ -454,7 +457,10 @@ class WorkerState:
 
     def _bequeath(self, reason: str) -> None:
         """Leave the State to other models. Blocks this worker, and those that wait for it."""
-        left = TrainedModel(self._tracked.model, self.capture(), self._metrics, self.epochs, reason)
+        state, metrics = self.capture(), self._metrics
+        left = TrainedModel(
+            self._tracked.model, state, metrics, self.epochs, reason, self._heard_all
+        )
         stored = self._inheritance.leave(left, self._steps.step)
         if stored is not None:
             self._parts.link.emit(stored)

@@ -76,6 +76,20 @@ def test_a_worker_writes_all_its_trials_models_to_one_pack(tmp_path: Path) -> No
     assert len(list((tmp_path / "writers").iterdir())) == 1, "a file that stays open"
 
 
+@pytest.mark.parametrize("heard_all", [True, False])
+def test_a_worker_that_has_not_heard_all_of_a_trial_leaves_its_model_without_a_score(
+    tmp_path: Path, heard_all: bool
+) -> None:
+    """It took the place of others, or went on from a checkpoint: the campaign has the score."""
+    model = torch.nn.Linear(3, 2)
+    left = TrainedModel(model, capture({"": model}, {}), {"loss": 1.0}, 1.0, "final", heard_all)
+    found = TrialModelSource(terms_in(tmp_path), 3, {}).leave(left)
+    assert (found is None) == heard_all
+    if found is not None:
+        with Store(tmp_path, read_only=True) as store:
+            assert (store.score(found.ref), store.manifest(found.ref).meta["trial"]) == (None, 3)
+
+
 def test_a_run_that_descends_from_a_trial_reads_its_model_on_any_host(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -105,3 +105,21 @@ def test_a_trial_that_goes_back_leaves_out_what_the_guard_has_since(tmp_path, be
     worker.begin()
     assert [state.meta["@loader/0"]["left_out"] for state in taken] == [[[0, 4], [44, 48]]]
     assert cursor["left_out"] == [[0, 4]]
+
+
+@pytest.mark.parametrize("before", [0, 2])
+def test_who_leaves_a_model_says_whether_it_has_heard_all_reports(before):
+    tracked, left = TrackedObjects(), []
+    tracked.prepare([torch.nn.Linear(2, 1)], torch.device("cpu"))
+    steps = SimpleNamespace(step=3, load_state_dict=lambda _: None, state_dict=lambda: {"step": 3})
+    state = of(steps, tracked, SimpleNamespace(sequence=0))
+    state._inheritance = SimpleNamespace(leave=lambda model, _: left.append(model))
+    counts = {"step": 3, "stored_step": 0, "serial": 0, "reports": before}
+    state.adopt(tracked.capture(counts).clone())
+    state._schedule.reported = lambda *_: None
+    state._settings.until_reports = None
+    state.report({"score": 1.0})
+    state.adopt(tracked.capture({**counts, "reports": before + 1}).clone())  # it goes back
+    state._bequeath("final")
+    tracked.close()
+    assert [(one.metrics, one.heard_all) for one in left] == [({"score": 1.0}, before == 0)]
