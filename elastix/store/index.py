@@ -157,7 +157,8 @@ def _connect(where: str) -> sqlite3.Connection:
     )
 
 
-def _connect_read_only(path: Path) -> sqlite3.Connection:
+def _connect_read_only(path: Path) -> tuple[sqlite3.Connection, bool]:
+    """A connection, and whether it takes for granted that the file never changes."""
     where = f"{path.absolute().as_uri()}?mode=ro"
     sql = _connect(where)
     try:
@@ -171,11 +172,11 @@ def _connect_read_only(path: Path) -> sqlite3.Connection:
         log = path.with_name(f"{path.name}-wal")
         if log.exists() and log.stat().st_size:
             raise Unread(f"{log} cannot be read") from error
-        return _connect(f"{where}&immutable=1")
+        return _connect(f"{where}&immutable=1"), True
     except BaseException:
         sql.close()
         raise
-    return sql
+    return sql, False
 
 
 def _having(where: Mapping[str, Any]) -> tuple[list[str], list[Any]]:
@@ -220,10 +221,11 @@ class Index:
             TooNew: a later elastix made it.
         """
         fresh = path is None or not path.exists()
+        self.immutable = False
         if path is None:
             self.sql = _connect(":memory:")
         elif read_only:
-            self.sql = _connect_read_only(path)
+            self.sql, self.immutable = _connect_read_only(path)
             if copied:
                 self._copy()
         else:

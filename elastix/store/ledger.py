@@ -210,7 +210,8 @@ class Ledger:
                 there = False
                 self.index.sql.close()
             self._path = path if there else None
-            self._copied = not there or packs.folder is None
+            # An immutable one is like a copy: what others write to it damages what SQLite has read.
+            self._copied = not there or packs.folder is None or self.index.immutable
             if not there:
                 self.index = Index(None)
                 self._replay(pack_replay.everything(packs))
@@ -245,6 +246,11 @@ class Ledger:
                     self.index, self._stamp = before, ()  # the next question asks again
                     raise
                 before.sql.close()
+
+    def _look(self) -> None:
+        """Before any question: an index that was taken for immutable may have changed."""
+        if self._read_only and self.index.immutable:
+            self.refresh()
 
     def _is_behind(self) -> bool:
         """Whether the index was changed, of which this has a copy, or made anew."""
@@ -566,6 +572,7 @@ class Ledger:
         Raises:
             NotFound: none, or it was retired. Conflict: several. ConfigError: no text.
         """
+        self._look()
         try:
             return self._find(name)
         except NotFound:
@@ -626,6 +633,7 @@ class Ledger:
 
     def places(self, digests: Sequence[bytes]) -> dict[bytes, Place]:
         """Where these digests stand."""
+        self._look()
         with self.asking() as index:
             return index.places(digests)
 
@@ -664,6 +672,7 @@ class Ledger:
 
     def relatives(self, question: str, *refs: Ref) -> list[Ref]:
         """`parents`, `children`, `ancestors`, `descendants` or `common_ancestor` of `refs`."""
+        self._look()
         with self.asking() as index:
             if question == "parents":
                 return index.parents(refs[0])
@@ -686,6 +695,7 @@ class Ledger:
         until_s: float | None = None,
     ) -> NearestModel | None:
         """The model that shares most with these ids."""
+        self._look()
         with self.asking() as index:
             asked, among = where or {}, self._all
             if asked and tagged is None and not but:
@@ -712,6 +722,7 @@ class Ledger:
         A copy of the index is not told of what gc removes. So what is found by one counts if it
         is found again, by a newer one.
         """
+        self._look()
         damage, doubted = verify.verify(self.asking, self.packs)
         if damage and self._read_only and self._copied:
             self.refresh()
@@ -723,6 +734,7 @@ class Ledger:
 
     def stats(self) -> Stats:
         """How many, how large."""
+        self._look()
         with self.asking() as index:
             return verify.stats(index, self.packs, self._path)
 

@@ -20,6 +20,7 @@ from elastix.search.trial import Suggestion, Trial
 from elastix.search.trial_database import TrialDatabase, TrialRow
 from elastix.state import Ref, State
 from elastix.store import Store
+from elastix.testing.models import chain
 from elastix.testing.store_contract import same, small
 
 
@@ -141,6 +142,45 @@ def test_a_read_only_disk(disk: Path) -> None:
                 store.retire(ref)
     finally:
         subprocess.run(["mount", "-o", "remount,rw", str(disk)], check=True)
+
+
+@pytest.fixture
+def view(disk: Path, tmp_path: Path) -> Iterator[Path]:
+    """The same file system, mounted once more for reading alone."""
+    folder = tmp_path / "view"
+    folder.mkdir()
+    subprocess.run(["mount", "--bind", str(disk), str(folder)], check=True)
+    try:
+        subprocess.run(["mount", "-o", "remount,bind,ro", str(folder)], check=True)
+        yield folder
+    finally:
+        subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+@pytest.mark.parametrize("is_open", [True, False])
+def test_who_may_only_read_sees_what_others_store_later(
+    disk: Path, view: Path, is_open: bool
+) -> None:
+    with Store(disk / "store") as writer:
+        writer.tag("best", writer.put(small(1), signature=chain("a b")))
+    with Store(view / "store", read_only=True) as reader:
+        for number in (2, 3, 4):
+            with Store(disk / "store") as writer:
+                later = writer.put(small(number), signature=chain("a b"), score=float(number))
+                writer.tag("best", later)
+                if is_open:
+                    look(reader, later, number)
+            look(reader, later, number)
+
+
+def look(reader: Store, ref: Ref, number: int) -> None:
+    assert same(reader.get("best"), small(number))
+    assert reader.nearest(chain("a b")).ref == ref
+    assert reader.tags() == {"best": ref}
+    assert reader.log()[0].ref == ref
+    assert reader.ancestors("best") == []
+    assert reader.stats().models == number
+    assert reader.verify() == []
 
 
 @pytest.mark.parametrize("how", ["read-only", "full"])
