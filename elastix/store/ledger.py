@@ -552,11 +552,8 @@ class Ledger:
             if row is not None and alive and self.packs.lacks(row.place.pack):
                 self._doubted |= pack_replay.lost(index, self.packs)  # its manifest among them
             missing = self.missing(digests)
-            return PutPlan(
-                stored=alive and not missing and bytes.fromhex(ref) not in self._doubted,
-                seq=index.next_seq(time.time_ns()),
-                missing=missing,
-            )
+            stored = alive and not missing and bytes.fromhex(ref) not in self._doubted
+            return PutPlan(stored, index.next_seq(time.time_ns()), time.time(), missing)
 
     def missing(self, digests: Sequence[bytes]) -> tuple[bytes, ...]:
         """Which of these no pack holds, or holds damaged: whoever puts them writes them."""

@@ -49,10 +49,11 @@ Reply = Missing | StoreError | None
 
 @dataclass(frozen=True)
 class PutPlan:
-    """What a put must write. `seq` belongs into the model's record."""
+    """What a put must write. `seq` and `time_s`, of the owner's clock, belong into the record."""
 
     stored: bool
     seq: int
+    time_s: float
     missing: tuple[bytes, ...]
 
 

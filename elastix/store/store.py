@@ -12,7 +12,6 @@ from __future__ import annotations
 import glob
 import os
 import re
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -39,7 +38,7 @@ from elastix.store.packs import SEAL_AT_BYTES, Packs, storage_errors
 from elastix.store.reader import Reader
 from elastix.store.records import Header, Kind, Model
 from elastix.store.remote import RemotePacks, locate
-from elastix.store.requests import ANY, Put, Request, Retire, Tag, check_filters
+from elastix.store.requests import ANY, Put, PutPlan, Request, Retire, Tag, check_filters
 from elastix.store.shares import Share, Vanished, joined
 from elastix.store.soup import Soup, Validate, cook
 from elastix.store.tensors import flatten, plain
@@ -210,7 +209,6 @@ class Store:
             tied,
             lineage.as_stored(signature),
             _score(score),
-            time.time(),
         )
         digests = {bytes.fromhex(info.digest): name for name, info in infos.items()}
         for _ in range(_ATTEMPTS):
@@ -219,14 +217,14 @@ class Store:
                 if outlook.stored:
                     return ref
                 needed = {d: (infos[digests[d]], payloads[digests[d]]) for d in outlook.missing}
-                request = self._write(ref, model, needed, outlook.seq)
+                request = self._write(ref, model, needed, outlook)
                 (reply,) = self._ledger.submit([request])
                 if writer.size >= SEAL_AT_BYTES or isinstance(reply, Missing):
                     writer.seal()
             if isinstance(reply, StoreError):
                 raise reply
             if reply is None:
-                self._reader.keep(ref, request.place, model)
+                self._reader.keep(ref, request.place, request.model)
                 return ref
         raise StoreError(
             f"model {ref[:12]} was not stored: {_ATTEMPTS} times gc or a retirement came "
@@ -238,7 +236,7 @@ class Store:
         ref: Ref,
         model: Model,
         needed: Mapping[bytes, tuple[TensorInfo, memoryview]],
-        seq: int,
+        plan: PutPlan,
     ) -> Put:
         """Payloads, then the manifest, then one sync. The index comes after, never before."""
         writer = self._check_writable()
@@ -247,15 +245,16 @@ class Store:
             for digest, (info, payload) in needed.items():
                 header = Header(Kind.TENSOR, len(payload), digest, dtype=info.dtype)
                 blobs.append((digest, writer.append(header, payload)))
+            model = replace(model, time_s=plan.time_s)
             body = model.to_bytes()
-            header = Header(Kind.MODEL, len(body), blake3(body).digest(), seq)
+            header = Header(Kind.MODEL, len(body), blake3(body).digest(), plan.seq)
             place = writer.append(header, body)
             writer.sync()
         except BaseException:
             writer.cut()
             raise
         self.written_bytes += sum(place.length for _, place in blobs)
-        return Put(ref, model, place, seq, tuple(blobs))
+        return Put(ref, model, place, plan.seq, tuple(blobs))
 
     def put_share(self, state: State) -> Share:
         """Store some of a model's tensors durably. `put_shares` then combines them to a model.
@@ -319,14 +318,14 @@ class Store:
         above = {parent: self._above(parent) for parent in manifest.parents}
         owners = lineage.inherited(manifest, above)
         layers = lineage.as_stored(signature)
-        model = Model(manifest, owners, whole.tied, layers, _score(score), time.time())
+        model = Model(manifest, owners, whole.tied, layers, _score(score))
         for name in tags:
             self._check_tag(name)
         blobs = tuple(whole.places.items())
         missing: Sequence[bytes] = ()
         for _ in range(2):  # once more if it was the manifest's own pack that went
             with writer.lock:
-                put = self._write(ref, model, {}, self._ledger.outlook(ref, ()).seq)
+                put = self._write(ref, model, {}, self._ledger.outlook(ref, ()))
                 wishes = [Tag(name, ref, ANY) for name in tags]
                 replies = self._ledger.submit([replace(put, blobs=blobs), *wishes])
                 if isinstance(replies[0], Missing):
@@ -336,7 +335,7 @@ class Store:
             for reply in replies:
                 if isinstance(reply, StoreError):
                     raise reply
-            self._reader.keep(ref, put.place, model)
+            self._reader.keep(ref, put.place, put.model)
             return ref
         gone = set(missing or whole.places)
         lost = [n for n, info in whole.infos.items() if bytes.fromhex(info.digest) in gone]

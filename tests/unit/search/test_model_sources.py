@@ -234,6 +234,32 @@ def test_what_one_trial_has_inherited_or_frozen_is_no_beginning_of_the_next(
     assert as_before or "as an earlier trial of this process has left it" in str(outcome.error)
 
 
+def test_a_model_is_as_old_as_the_owner_of_the_index_says_whoever_stores_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A worker whose clock is behind stores after a proposal what seemed to have been there."""
+    server, now, skew = _Server(str(tmp_path), None, None), time.time, [-3600.0]
+
+    def ask(*question: Any) -> Any:
+        behind, skew[0] = skew[0], 0.0
+        try:
+            return server.call(*question)
+        finally:
+            skew[0] = behind
+
+    monkeypatch.setattr("time.time", lambda: now() + skew[0])
+    proposed_s, model = now(), torch.nn.Linear(3, 2)
+    with Store(tmp_path, ledger=cast(Ledger, _Client(ask))) as worker:
+        ref = worker.put(capture({"": model}, {}), signature=signature(model))
+        share = worker.put_share(State({"w": torch.ones(1)}))
+        worker.put_shares([share], signature=signature(model))
+        assert worker.nearest(signature(model), until_s=proposed_s) is None
+        found = worker.nearest(signature(model), until_s=now())
+        assert found is not None
+        assert found.ref == ref
+    server.close()
+
+
 def test_a_directory_is_here_by_what_it_is_and_not_by_names(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
