@@ -42,6 +42,7 @@ _TICK_S = 1.0
 _HALT_S = 10.0
 _REPEATS = 100  # in a row, by a searcher that draws without looking
 _REFUSALS = 200  # in a row: nothing that fits is being proposed
+_BARREN = 1000  # trials that failed before they had made an epoch, and none did
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,6 +124,7 @@ class Loop:
         self._exhausted = False
         self._refusals = 0  # since a trial was let in
         self._repeats = 0  # proposals in a row that were tried before
+        self._barren = 0  # trials that failed since one made an epoch, while none older was at work
 
     # ---------------------------------------------------------- from the trial database
 
@@ -187,6 +189,7 @@ class Loop:
                 if not self._book.running and not self._book.waiting and not self._goes_on():
                     break
                 self._await(min(_TICK_S, self._time_left()))
+                self._look_for_progress()
             self._rerank()
             self._endings.look_for_scores()
             self._book.write(snapshot=True)
@@ -375,6 +378,32 @@ class Loop:
     def _out_of_time(self) -> bool:
         return self._time_left() <= 0
 
+    def _count(self, trial: Trial) -> None:
+        if trial.epochs:
+            self._barren = 0
+        elif trial.state is TrialState.FAILED and trial.number < min(
+            self._book.running, default=math.inf
+        ):  # an older one may be learning
+            self._barren += 1
+
+    def _look_for_progress(self) -> None:
+        """Trials that fail at once use up nothing of a budget that has epochs alone.
+
+        Raises:
+            SearchError: it goes on and on.
+        """
+        budget = self._budget
+        if self._barren >= _BARREN and budget.trials is None and budget.time_s is None:
+            trials = [case.trial for case in self._book.cases.values()]
+            last = [trial for trial in trials if trial.state is TrialState.FAILED][-1]
+            raise SearchError(
+                f"{self._barren} trials have failed before they had made an epoch, and none has "
+                f"made one since the first of them: Budget(epochs={budget.epochs:g}) is never used "
+                "up. The campaign was stopped; all trials are in its database. Mend what fails, or "
+                f"give trials= or time_s= as well. The last was trial {last.number} with "
+                f"{dict(last.config)}:\n\n{last.traceback}"
+            )
+
     def _wind_up(self) -> None:
         """Time is up: what runs is asked to end, and starts again in the next `run`."""
         for number in self._book.running:
@@ -402,6 +431,7 @@ class Loop:
                 self._report(case, seq, metrics)
             try:
                 self._endings.end(case, news)
+                self._count(case.trial)
             except (SearchError, StoreError, OtherCode) as error:
                 fatal = fatal or error  # the others' results are worth keeping
         if fatal is not None:

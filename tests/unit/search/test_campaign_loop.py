@@ -9,6 +9,7 @@ import pytest
 from elastix.config import Budget
 from elastix.errors import EveryTrialFailed, Full, NeverReported, OtherCode, SearchError
 from elastix.events import TrialEnded, TrialLost, TrialReported, TrialStarted
+from elastix.search import campaign_loop
 from elastix.search.executors.executor import Ended, EndedKind, WorkReport
 from elastix.search.rungs import Asha, Median, Verdict
 from elastix.search.trial import Suggestion, Trial, TrialState
@@ -305,6 +306,34 @@ def test_epochs_are_used_up(tmp_path):
     rig = Rig(tmp_path, lambda work: ([{"score": 0.5}] * 3, "finished"), slots=1)
     trials = rig.run(Budget(epochs=10))
     assert [trial.epochs for trial in trials] == [3] * 4
+
+
+def test_trials_that_fail_at_once_use_up_no_epochs_and_do_not_go_on_for_ever(tmp_path, monkeypatch):
+    monkeypatch.setattr(campaign_loop, "_BARREN", 40)
+
+    def play(work):
+        return finishes(work) if work.number < 2 else ([], "raised")
+
+    rig = Rig(tmp_path, play)
+    for _ in range(2):  # who calls run() again has mended something
+        before = len(rig.lines) if hasattr(rig, "lines") else 2
+        with pytest.raises(SearchError, match="40 trials have failed before"):
+            rig.run(Budget(epochs=10))
+        assert before + 40 <= len(rig.lines) <= before + 42
+    assert len(rig.run(Budget(epochs=10, trials=200))) == 200
+    assert sum(trial.epochs for trial in rig.run(Budget(epochs=10), play=finishes)) == 10
+
+
+def test_trials_that_fail_while_an_earlier_one_learns_are_no_end(tmp_path, monkeypatch):
+    monkeypatch.setattr(campaign_loop, "_BARREN", 40)
+
+    def play(work):
+        if work.number in (0, 1, 90):
+            return [{"score": 0.5}] * (2 if work.number == 0 else 60), "finished"
+        return [], "raised"
+
+    trials = Rig(tmp_path, play).run(Budget(epochs=122))
+    assert sum(trial.epochs for trial in trials) == 122
 
 
 def test_epochs_are_counted_on_by_the_next_run(tmp_path):
