@@ -107,8 +107,9 @@ class ServedModel:
             known = isinstance(error, ElastixError)
             self.failure = str(error) if known else f"{type(error).__name__}: {error}"
             if ref is not None:
-                again = refused is not None and refused.ref == ref
-                pause_s = min(2 * refused.pause_s, _AGAIN_AT_MOST_S) if again else _AGAIN_S
+                pause_s = _AGAIN_S
+                if refused is not None and refused.ref == ref:
+                    pause_s = min(2 * refused.pause_s, _AGAIN_AT_MOST_S)
                 self._refused = _Refused(ref, self.failure, time.monotonic() + pause_s, pause_s)
         return self._now is not before
 

@@ -128,4 +128,9 @@ def _has_no_bytes(tensor: torch.Tensor) -> bool:
     from torch._subclasses.fake_tensor import FakeTensor
     from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-    return isinstance(tensor, FakeTensor) or is_traceable_wrapper_subclass(tensor)
+    if isinstance(tensor, FakeTensor) or is_traceable_wrapper_subclass(tensor):
+        return True
+    if tensor.layout != torch.strided or tensor.is_meta or tensor.numel() == 0:
+        return False
+    with torch._C.DisableTorchFunctionSubclass():
+        return tensor.data_ptr() == 0

@@ -85,13 +85,14 @@ class Tune:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """As the call that made it: a campaign is kept with its executor, to go on with it."""
-        given = {
-            "scaling": self._scaling,
-            "parallel": self._parallel,
-            "storage_path": self._storage,
-            "name": self._name,
-        }
-        return partial(type(self), **given), ()
+        again = partial(
+            type(self),
+            scaling=self._scaling,
+            parallel=self._parallel,
+            storage_path=self._storage,
+            name=self._name,
+        )
+        return again, ()
 
     def _begin_anew(self) -> None:
         self._news: queue.SimpleQueue[News] = queue.SimpleQueue()

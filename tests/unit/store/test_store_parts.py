@@ -333,3 +333,28 @@ def test_a_nested_tensor_is_refused_by_name(tmp_path):
     nested = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])
     with Store(tmp_path) as store, pytest.raises(StateError, match="'w' is a nested tensor"):
         store.put(State({"w": nested}))
+
+
+class MadeUp(torch.Tensor):
+    """Looks like a tensor, and has no memory."""
+
+    @staticmethod
+    def __new__(cls, like):
+        return torch.Tensor._make_wrapper_subclass(cls, like.shape, dtype=like.dtype)
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+        raise NotImplementedError(func)
+
+
+def masked(tensor):
+    return torch.masked.masked_tensor(tensor, tensor > 1)
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of MaskedTensors")
+@pytest.mark.parametrize("made_up", [masked, MadeUp])
+def test_what_has_no_memory_of_its_own_is_refused_by_name(tmp_path, made_up):
+    tensor = made_up(torch.arange(4.0))
+    named = f"'w' is a {type(tensor).__name__}"
+    with Store(tmp_path) as store, pytest.raises(StateError, match=named):
+        store.put(State({"w": tensor}))
