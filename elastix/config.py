@@ -470,6 +470,7 @@ class Guard(_Config):
         metric: name of a metric that is reported with `ctx.report`. It is judged like the norm, as
             part of the current step; after backward the next step is the current one.
         most: the run ends with TrainingUnstable if more steps than this in one window are void.
+            Void passes on one batch count as one.
     """
 
     spike: float | None = 10.0

@@ -24,6 +24,7 @@ ABSENT = -(2**63) + 1
 
 _MAGNITUDE = 2**63 - 1
 _NORMAL = 1.4826  # times the median distance: a standard deviation
+_PASSES = 1000  # on one batch: more than any loop makes that ends by itself
 _LEAST = 0.2  # of a logarithm: numbers that hardly scatter may begin to
 
 
@@ -106,6 +107,7 @@ class Watch:
         self._metric = _Spread(guard)
         self._void: deque[int] = deque(maxlen=guard.most + 1)
         self._steps = 0
+        self._batch = 0  # the first step on a batch whose last ones did not count
 
     def judge(self, norm: float | None, metric: float | None) -> Alarm | None:
         """What is wrong with a step; None if it may count. Changes nothing.
@@ -128,14 +130,21 @@ class Watch:
         self._gradient.take(norm)
         self._metric.take(metric)
 
-    def voided(self, step: int, alarm: Alarm) -> TrainingUnstable | None:
+    def voided(self, step: int, alarm: Alarm, *, again: bool = False) -> TrainingUnstable | None:
         """A step does not count; the error that ends the run if that was once too often.
+
+        Passes on one batch that do not count count as one, as far as a loop comes to an end.
 
         Args:
             step: the number that it would have had.
             alarm: why.
+            again: it is a further pass on the batch of the last one that did not count.
         """
         self._steps += 1
+        if not again:
+            self._batch = self._steps
+        elif self._steps - self._batch < _PASSES:
+            return None
         self._void.append(self._steps)
         among = self._steps - self._void[0] + 1
         if len(self._void) <= self._guard.most or among > self._guard.window:

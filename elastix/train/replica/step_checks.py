@@ -137,14 +137,15 @@ class StepChecks:
         if self._watch is not None and not verdict.void:
             self._watch.counted(number(agreed.norm), number(agreed.metric))
 
-    def voided(self, step: int, alarm: Alarm) -> TrainingUnstable | None:
+    def voided(self, step: int, alarm: Alarm, *, again: bool) -> TrainingUnstable | None:
         """The guard has voided a step; the error that ends the run if that was once too often.
 
         Args:
             step: the number that it would have had.
             alarm: why.
+            again: see Watch.voided.
         """
-        return self._watch.voided(step, alarm) if self._watch is not None else None
+        return self._watch.voided(step, alarm, again=again) if self._watch is not None else None
 
     def state_dict(self) -> dict[str, Any]:
         """What the checks know of the steps so far, as part of a State's metadata."""

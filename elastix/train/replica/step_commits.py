@@ -120,6 +120,7 @@ class StepCommits:
         self._turns: deque[int] = deque(maxlen=loader_order.REMEMBERED)  # of loaders, step by step
         self._turns_from_before = False  # none of them was taken since the State came
         self._frozen_there = 0  # what was where the State that came was captured
+        self._bad_batch = False  # the guard has voided a step since the last boundary
         self._unmarked = False  # one was void whose beginning nobody knows, and it was said
         self._doubted = False  # what a step was about, and it was said
         self._faulty, self._faults = -1, 0  # the last step that was, for who is alone; how often
@@ -241,6 +242,7 @@ class StepCommits:
     def set_out(self) -> None:
         """At a boundary: a step begins from here, and may have to be done again from here."""
         self._plain.boundary()
+        self._bad_batch = False
         if self._settings.exact:
             self.random.boundary()
         if self._settings.rewinds_exactly:
@@ -544,7 +546,8 @@ class StepCommits:
                 )
         if alarm is not None:
             self._replicated.emit(StepVoided(step=self.step + 1, why=str(alarm)))
-            error = self.checks.voided(self.step + 1, alarm)
+            error = self.checks.voided(self.step + 1, alarm, again=self._bad_batch)
+            self._bad_batch = self.rewind.marked  # else nobody knows where the next one begins
             if error is not None:
                 self._end(error)
         if changed is not None:

@@ -95,6 +95,15 @@ def test_too_many_void_steps_in_a_window_end_the_run():
     assert "voided 3 of the last 23 steps, and Guard.most is 2; the last was step 8" in str(error)
 
 
+def test_void_passes_on_one_batch_count_as_one_unless_they_never_end():
+    found, alarm = watch(most=2), Alarm("gradient", math.inf, 1.0)
+    for step in range(2):
+        for further in range(10):
+            assert found.voided(step, alarm, again=further > 0) is None
+    errors = (found.voided(3, alarm, again=True) for _ in range(2000))
+    assert "voided 3 of the last" in str(next(error for error in errors if error))
+
+
 @pytest.mark.parametrize("scale", [1e-6, 1e-3, 1.0, 1e3, 1e6])
 def test_what_is_a_spike_does_not_depend_on_the_scale(scale):
     chance = random.Random(5)

@@ -179,6 +179,35 @@ def test_a_further_pass_on_a_batch_is_left_out_and_the_others_stay(tmp_path):
     assert_as_if_skipped(tmp_path, passes)
 
 
+def test_all_passes_on_a_bad_batch_are_one_void_step_for_the_guard(tmp_path):
+    """A batch with a broken sample is no sign of a run that has become unstable."""
+
+    def body(model, optimizer, scheduler, x, factor):
+        for _ in range(10):
+            optimizer.zero_grad()
+            (factor * loss_of(model, x)).backward()
+            optimizer.step()
+
+    quiet, _ = trained(tmp_path / "without", body, left_out=2)
+    found, outcome = trained(tmp_path / "with", body, bad=2)
+    assert outcome.kind == "finished", outcome
+    for name, value in quiet.items():
+        torch.testing.assert_close(found[name], value, msg=name)
+
+
+def test_bad_passes_where_nobody_knows_where_a_step_begins_count_one_by_one(tmp_path):
+    def train(ctx):
+        model = torch.nn.Linear(4, 1)
+        model, optimizer = ctx.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+        while ctx.step < 100:
+            optimizer.zero_grad()
+            (float("nan") * loss_of(model, ROWS)).backward()
+            optimizer.step()
+
+    outcome = run_alone(train, {}, solo(tmp_path, guard=Guard()), print)
+    assert "voided 6 of the last 6 steps" in str(outcome.error)
+
+
 def test_a_void_pass_of_a_closure_moves_nothing_either(tmp_path):
     """After the first pass on a batch there are moments, which move without a gradient."""
 
