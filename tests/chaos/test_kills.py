@@ -56,6 +56,30 @@ def test_one_worker_is_killed(tmp_path, place, workers, shared):
     assert survivors == set(range(workers)) - {1}
 
 
+def told_by_the_first(ctx):
+    """As other libraries have it, and as the rules forbid."""
+    model = torch.nn.Linear(4, 1)
+    model, optimizer = ctx.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    rows = torch.utils.data.TensorDataset(torch.ones(96, 4))
+    for epoch in ctx.loader(rows, batch_size=12).epochs(2):
+        for (x,) in epoch:
+            optimizer.zero_grad()
+            model(x).mean().backward()
+            optimizer.step()
+            for number in range(3) if ctx.rank == 0 else ():
+                ctx.report(number=number)
+
+
+@pytest.mark.parametrize("phase", ["bucket", "left", "report", "boundary"])
+def test_what_one_worker_has_reported_alone_costs_no_step(tmp_path, phase):
+    doomed = with_kills(told_by_the_first, [Kill(worker=0, phase=phase, step=8)])
+    result = run_local(doomed, 3, directory=tmp_path, replace=True)
+    assert set(result.lost) == {0}
+    assert_exactly_once(result.events, 2)
+    numbers = [event.step for event in committed(result.events)]
+    assert numbers == [*range(1, numbers[-1] + 1)]
+
+
 @pytest.mark.fast("middle bucket", "commit round")
 @pytest.mark.parametrize("place", ["forward", "middle bucket", "commit round", "between steps"])
 def test_one_worker_is_killed_while_processes_read_for_all(tmp_path, place):

@@ -535,7 +535,7 @@ class Conductor:
 
     def _record(self, message: RecordEvents, now: float) -> None:
         for sequence, event in message.entries:
-            if sequence is not None and sequence <= self.state.sequence:
+            if self.state.knows(event, sequence):
                 continue
             self._write(event, sequence)
             newest = self._roster.newest.generation

@@ -91,12 +91,21 @@ class RunState:
     crews: dict[int, set[tuple[str, int]]] = field(default_factory=dict)
     crews_lost: set[tuple[str, int]] = field(default_factory=set)
 
+    def knows(self, event: Event, sequence: int | None) -> bool:
+        """Whether an event that several workers may send has come before.
+
+        A lost worker may have told something alone, under the number of a step that came after it.
+        """
+        if sequence is None or (isinstance(event, StepCommitted) and event.step > self.step):
+            return False
+        return sequence <= self.sequence
+
     def take(  # noqa: C901 - a case per event
         self, event: Event, sequence: int | None = None
     ) -> None:
         """Count one more event."""
         if sequence is not None:
-            self.sequence = sequence
+            self.sequence = max(self.sequence, sequence)
         match event:
             case StepCommitted():
                 self._step_taken(event)

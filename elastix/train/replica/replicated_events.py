@@ -61,6 +61,13 @@ class ReplicatedEvents:
             self.sequence += 1
             self._send_due()
 
+    def catch_up(self, sequence: int) -> None:
+        """All have agreed on a step: what they tell of it has the same number.
+
+        Whoever was the first may have told something alone (`if ctx.rank == 0: ctx.report(..)`).
+        """
+        self.sequence = max(self.sequence, sequence)
+
     def untold(self, before: int) -> tuple[tuple[int, Event], ...]:
         """Those before that number which the journal may not have, with their numbers."""
         with self._sending:

@@ -339,6 +339,7 @@ class StepCommits:
         vote = Vote(
             proposal=self._driver.proposal(),
             journaled=self._link.journaled() if first else -1,
+            sequence=self._replicated.sequence,
             store=first and (self._schedule.time_is_up() or self._abandoned()),
             # A bit may flip in what it stores, and in an exact run nobody is to go on from that.
             shadowed=first and self._driver.shadowed and not self._settings.exact,
@@ -440,6 +441,7 @@ class StepCommits:
         self._copies.finish()
         verdict = self.checks.verdict(left.result)
         agreed = verdict.agreed
+        self._replicated.catch_up(agreed.sequence)
         if not agreed.alike:
             mine = astuple(self._drawn)
             of_all = self._roll_call(OperationKind.DRAWS, mine)

@@ -26,6 +26,7 @@ class Vote:
         processor: the kind of this worker's (exactness.kind_number).
         processors: the kinds of the group's.
         journaled: how far the journal has got, as rank 0 knows, -1 from others; highest.
+        sequence: number of the next event that all tell: one may have told some alone; highest.
         store: rank 0 finds it time for a checkpoint; highest.
         compare: rank 0 finds it time to compare the replicas; highest.
         void: the step is done for nothing, since it will be done again; highest.
@@ -55,6 +56,7 @@ class Vote:
     metric: int = ABSENT
     seen: int = ABSENT
     doubted: int = 0
+    sequence: int = 0
     slice_us: tuple[int, ...] = ()
 
     def encode(self) -> tuple[int, ...]:
@@ -66,7 +68,7 @@ class Vote:
         unseen = self.seen if self.seen == ABSENT else -self.seen
         of_some = (self.seen, unseen, self.doubted)
         highest = (self.journaled, *flags, self.step_us, self.norm, self.metric, *of_some)
-        return *kinds, *unanimous, *against, *highest, *self.slice_us
+        return *kinds, *unanimous, *against, *highest, self.sequence, *self.slice_us
 
     def _said(self, sign: int) -> tuple[int, ...]:
         """What is held, by kind of processor: of the others' this worker says nothing."""
@@ -87,6 +89,7 @@ class VoteResult:
         contested: a slice gave different results on different workers.
         doubted: as Vote has it.
         journaled: how far the journal has got.
+        sequence: as Vote has it.
         store, compare: as soon as this step is behind.
         void: the step is to be done again.
         shadowed: States that are due can be left to a shadow.
@@ -109,6 +112,7 @@ class VoteResult:
     step_us: int
     norm: int
     metric: int
+    sequence: int
     slice_us: tuple[int, ...] = ()
 
     @property
@@ -126,7 +130,7 @@ def decode(reduced: Sequence[int]) -> VoteResult:
     journaled, store, compare, void, shadowed, level, step_us, norm, metric, *rest = reduced[
         2 * said :
     ]
-    seen, against, doubted, *slice_us = rest
+    seen, against, doubted, sequence, *slice_us = rest
     return VoteResult(
         proposal=proposal or 0,
         alike=drawn is not None,
@@ -136,6 +140,7 @@ def decode(reduced: Sequence[int]) -> VoteResult:
         step_us=step_us,
         norm=norm,
         metric=metric,
+        sequence=sequence,
         slice_us=tuple(slice_us),
         journaled=journaled,
         store=store > 0,
