@@ -335,3 +335,22 @@ def test_a_run_that_is_not_exact_goes_on_without_that_worker(tmp_path):
     ]
     assert not of(Resumed, result)
     assert audit(result.events).replicas.equal
+
+
+def test_who_was_given_a_state_says_nothing_for_its_donor(tmp_path):
+    """The bit has flipped before, and is compared in the first step of the newcomer.
+
+    Two would hold it, and the third not: that one is right.
+    """
+    flip = Flip(worker=0, tensor=MOMENT, phase="bucket", step=9, byte=460_003)
+    kill = Kill(worker=2, phase="bucket", step=10)
+    result = run(tmp_path, flip, kill, exact=False, every=8)
+    (found,) = of(ReplicasDiverged, result)
+    assert (found.step, found.workers, found.apart, found.cure) == (
+        11,
+        (0, 1, 3),
+        (0, 1, 3),
+        "went back",
+    )
+    assert [event.step for event in of(Resumed, result)] == [8]
+    assert audit(result.events).replicas.equal

@@ -5,9 +5,9 @@ At boundaries that all agree on, each worker takes a digest of every part of its
 brings them together (coordinator).
 """
 
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 
 from elastix.comm.protocol.calls import name
 from elastix.errors import ReplicasDiffer
@@ -33,6 +33,8 @@ _ENDED = (
     "(FailureConfig has replace=False). Calling fit() again goes on from the last stored State, if "
     "there is one."
 )
+
+_NOBODY: Mapping[int, int] = MappingProxyType({})
 
 Parts = Mapping[str, str]
 """Digest of each part of a State, by its name."""
@@ -120,19 +122,26 @@ class Comparisons:
         )
 
 
-def compare(step: int, occasion: str, held: Mapping[int, Parts]) -> ReplicasCompared | None:
+def compare(
+    step: int, occasion: str, held: Mapping[int, Parts], donors: Mapping[int, int] = _NOBODY
+) -> ReplicasCompared | None:
     """What the States of several workers after one step come to; None for fewer than two.
 
     Args:
         step: committed steps in them.
         occasion: see ReplicasCompared.
         held: by worker.
+        donors: see compare_kinds.
     """
     if len(held) < 2:
         return None
     wholes = {worker: state_digests.whole(parts) for worker, parts in held.items()}
-    digest, most = Counter(wholes.values()).most_common(1)[0]
-    if 2 * most <= len(held):
+    alike: dict[str, list[int]] = {}
+    for worker, whole in wholes.items():
+        alike.setdefault(whole, []).append(worker)
+    votes = {whole: _votes(workers, held, donors) for whole, workers in alike.items()}
+    digest = max(votes, key=lambda whole: votes[whole])
+    if 2 * votes[digest] <= sum(votes.values()):
         digest = ""  # nobody can say which of them is right
     names = sorted({name for parts in held.values() for name in parts})
     return ReplicasCompared(
@@ -145,8 +154,21 @@ def compare(step: int, occasion: str, held: Mapping[int, Parts]) -> ReplicasComp
     )
 
 
+def _votes(alike: Sequence[int], held: Collection[int], donors: Mapping[int, int]) -> int:
+    """For how many workers count some that hold the same.
+
+    Who was given what another one held says no more than that one: a bit of it may have flipped
+    before. But if the donor holds something else now, that shows that it has changed since.
+    """
+    known = ((worker, donors.get(worker, worker)) for worker in alike)
+    return len({w if donor in held and donor not in alike else donor for w, donor in known})
+
+
 def compare_kinds(
-    step: int, occasion: str, held: Mapping[int, tuple[int, Parts]]
+    step: int,
+    occasion: str,
+    held: Mapping[int, tuple[int, Parts]],
+    donors: Mapping[int, int] = _NOBODY,
 ) -> ReplicasCompared | None:
     """What several workers hold, each compared with those whose processors are of its kind.
 
@@ -154,11 +176,12 @@ def compare_kinds(
         step: committed steps in it.
         occasion: see ReplicasCompared.
         held: by worker, the kind of its processor and what it holds.
+        donors: by worker, whose State it was given, if not all of it was compared since.
     """
     kinds: dict[int, dict[int, Parts]] = {}
     for worker, (kind, parts) in held.items():
         kinds.setdefault(kind, {})[worker] = parts
-    return _together({str(kind): compare(step, occasion, of) for kind, of in kinds.items()})
+    return _together({str(kind): compare(step, occasion, of, donors) for kind, of in kinds.items()})
 
 
 def _together(told: Mapping[str, ReplicasCompared | None]) -> ReplicasCompared | None:

@@ -68,6 +68,8 @@ class GroupNews:
     def entered(self, generation: int, joined: Joined | None) -> None:
         """In the group of `generation`, with the State."""
         self._link.send(Entered(generation))
+        if joined is not None:
+            self._steps.checks.entered()
         if joined is not None and self._steps.step > 0:
             self._link.emit(
                 WorkerJoined(

@@ -396,7 +396,7 @@ class Member:
             self._state.begin()
             if self._stream[0]:  # the first place goes on as a worker of one process does
                 self._draw_own_numbers()
-        return self._state.for_joiners()
+        return self._state.for_joiners(founding=founding)
 
     def adopt_state(self, state: State) -> None:
         """Become equal to a peer; if it need not be exact, but for the random numbers to come."""

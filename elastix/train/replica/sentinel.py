@@ -44,11 +44,13 @@ class Rotation:
         step_us: how long a step takes, as far as all know: it doubles at most from one to the
             next, so that a step in which all waited for something costs nothing in the one after.
         whole: all of the State was compared in the last step that counts, or none was taken yet.
+        passes: how often a pass has ended, as this worker has seen; no part of the State.
     """
 
     def __init__(self) -> None:
         self.step_us = _FIRST_US
         self.whole = True
+        self.passes = 0
         self._at = 0  # up to here this pass has come, in costs
         self._passing_us = 0  # since it began
 
@@ -89,6 +91,7 @@ class Rotation:
         self._at = min(total, self._at + budget)  # all of it: the rest of the pass is a rest
         if self.whole or (self._at == total and self._passing_us >= _PASS_US):
             self._at, self._passing_us = 0, 0
+            self.passes += 1
         self.step_us = max(_FIRST_US, min(step_us, 2 * self.step_us, _LONGEST_US))
 
     def _budget(self, total: int) -> int:

@@ -44,6 +44,8 @@ class StepChecks:
         self._watch = Watch(settings.guard) if settings.guard is not None else None
         self._metric: float | None = None  # reported since the last step, and judged with the next
         self._since = time.monotonic()
+        self._donor: int | None = None
+        self._given = 0  # passes of the rotation before this worker had its State
 
     def prepared(self, reducer: Reducer) -> None:
         """The objects are tracked, and their gradients are averaged by `reducer`."""
@@ -60,6 +62,23 @@ class StepChecks:
         So far as workers that hold something else were found in the step in hand, and not before.
         """
         return self._rotation.whole
+
+    def given(self, donor: int | None) -> None:
+        """This worker goes on from another one's State; None: from one that all began with."""
+        self._donor = donor
+        self.entered()
+
+    def entered(self) -> None:
+        """It is in the group, and compared with the others from now on."""
+        self._given = self._rotation.passes
+
+    def vouches_for(self, me: int) -> int:
+        """Whose State this worker's shows to be right, or wrong: its donor's, if it may be that.
+
+        Until all of it was compared once: one pass may have been under way as it came.
+        """
+        donor = self._donor
+        return me if donor is None or self._rotation.passes >= self._given + 2 else donor
 
     def reported(self, metrics: Mapping[str, Any]) -> None:
         """`ctx.report` was called. None is no value: nothing is judged.

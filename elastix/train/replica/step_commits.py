@@ -605,10 +605,11 @@ class StepCommits:
         if fingerprints is None or self._reducer is None:
             return
         self._reducer.check(True)  # a parameter that nobody averages has an error of its own
-        mine = [self.processor, *fingerprints.numbers()]
+        mine = [self.processor, self.checks.vouches_for(self._me), *fingerprints.numbers()]
         numbers = self._roll_call(OperationKind.FINGERPRINTS, mine)
-        held = {w: (kind, fingerprints.named(row)) for w, (kind, *row) in numbers.items()}
-        found = compare_kinds(self.step, "step", held)
+        held = {w: (kind, fingerprints.named(row)) for w, (kind, _, *row) in numbers.items()}
+        donors = {w: donor for w, (_, donor, *_) in numbers.items()}
+        found = compare_kinds(self.step, "step", held, donors)
         workers = tuple(sorted(held))
         if found is not None and not found.equal:
             # Where nobody can say who is right, no more can be said of what they have stored alone.

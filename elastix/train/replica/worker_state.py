@@ -45,6 +45,8 @@ AT_BOUNDARY = "at_boundary"
 """In the metadata of a State: it was captured at a boundary, not before the first one."""
 UNTOLD = "untold"
 """In that of one that a worker gives another: events that the journal may not have."""
+DONOR = "donor"
+"""In that of one that a worker gives to who comes later: whose it is, of those that can say."""
 PUT_BACK = (
     "the run goes on from a State, and the train function has changed %s between ctx.prepare and "
     "its first batch. That had been done when the State was captured, so it was undone. To change "
@@ -141,11 +143,14 @@ class WorkerState:
         self._driver.check_within(wait=True)
         return self._tracked.capture(self._counts)
 
-    def for_joiners(self) -> State:
+    def for_joiners(self, *, founding: bool = False) -> State:
         """The same for newcomers, who go on from just here."""
         state = self._tracked.for_joiners(self.capture())
         untold = [(*at, to_record(event)) for *at, event in self._parts.replicated.hand_on()]
-        return replace(state, meta={**state.meta, UNTOLD: json.loads(json.dumps(untold))})
+        more = {UNTOLD: json.loads(json.dumps(untold))}
+        if not founding:
+            more[DONOR] = self._steps.checks.vouches_for(self._parts.me)
+        return replace(state, meta={**state.meta, **more})
 
     def hold(self, asked: int | None) -> Callable[[], KeptState | None]:
         """What gives the State as it is now for as long as nothing of it is changed in place.
@@ -210,6 +215,7 @@ class WorkerState:
             own = self._tracked.capture({"step": state.meta["step"]}).clone()
             self._beginning = Beginning(own, self._tracked)
         self._steps.load_state_dict(state.meta)
+        self._steps.checks.given(state.meta.get(DONOR))
         self._schedule.stored(state.meta["stored_step"])
         sequence, untold = state.meta[state_digests.SEQUENCE], state.meta.get(UNTOLD)
         if untold is None:  # what was told before that is not forgotten

@@ -50,6 +50,24 @@ def test_stages_have_other_parameters_in_an_optimizer_and_the_same_options(lr, s
     assert (parted is None) if says is None else (says in str(parted))
 
 
+@pytest.mark.parametrize(
+    ("held", "donors", "apart"),
+    [
+        ({0: B, 1: A, 3: B}, {3: 0}, (0, 1, 3)),  # two hold what one of them had, it may be wrongly
+        ({0: B, 1: A, 2: A, 3: B}, {3: 0}, (0, 3)),
+        ({0: B, 1: A, 3: A}, {3: 0}, (0,)),  # it has changed since it gave that
+        ({0: B, 3: A, 4: A}, {3: 0, 4: 0}, (0,)),
+        ({0: B, 3: B, 4: A}, {3: 0, 4: 0}, (0, 3, 4)),
+        ({1: A, 3: B, 4: B}, {3: 0, 4: 0}, (1, 3, 4)),  # their donor is lost
+        ({0: B, 1: A, 3: B}, {}, (1,)),
+    ],
+)
+def test_who_was_given_a_state_adds_nothing_to_what_its_donor_holds(held, donors, apart):
+    assert compare(7, "step", held, donors).apart == apart
+    of_kinds = {worker: (0, parts) for worker, parts in held.items()}
+    assert compare_kinds(7, "step", of_kinds, donors).apart == apart
+
+
 def test_the_minority_is_named_with_what_it_holds_otherwise():
     found = compare(7, "final", {0: A, 1: B, 2: A})
     assert not found.equal
