@@ -16,6 +16,7 @@ from elastix.events import (
     StateStored,
     StepCommitted,
     StopAsked,
+    WorkerJoined,
     WorkerLeft,
     WorkerLost,
     WorkerNotStarted,
@@ -44,6 +45,7 @@ class RunState:
             are ended because workers had parted.
         generation: the newest that was formed.
         started: workers that were up to `prepare`.
+        began: by worker that came into the group, the step after which it did.
         members: of the newest generation, but for those that were lost or left since.
         called: of the newest urgent generation and of those after it: nobody else is in the group.
         founding: members of a group of which no step was told yet, since it was to be founded.
@@ -75,6 +77,7 @@ class RunState:
     out: set[int] = field(default_factory=set)
     generation: int = 0
     started: set[int] = field(default_factory=set)
+    began: dict[int, int] = field(default_factory=dict)
     members: set[int] = field(default_factory=set)
     called: set[int] = field(default_factory=set)
     founding: set[int] = field(default_factory=set)
@@ -130,6 +133,7 @@ class RunState:
                 self.called = self.members | (set() if event.urgent else self.called)
                 begins = event.cause == "start" or (event.urgent and bool(self.founding))
                 self.founding = set(event.members) if begins else set()
+                self.began.update(dict.fromkeys(self.founding, self.step))
             case ProcessorsDiffer():
                 self.processors |= event.kinds.keys()
             case WorkerStarted():
@@ -138,6 +142,8 @@ class RunState:
                 self.kinds |= {event.computes_with} - {""}
                 if event.mates:
                     self.crews[event.worker] = {(event.node, event.pid), *event.mates}
+            case WorkerJoined():
+                self.began[event.worker] = event.step
             case WorkerLost():
                 self.crews_lost |= self.crews.get(event.worker, set())
                 self.losses += 1
@@ -190,6 +196,7 @@ class RunState:
             gone=dict(self.gone),
             out=set(self.out),
             started=set(self.started),
+            began=dict(self.began),
             members=set(self.members),
             called=set(self.called),
             founding=set(self.founding),

@@ -495,8 +495,13 @@ class Controller(Shell):
                 self._look_for_room()
 
     def _look_at_gpu(self, process: int, worker: int, outcome: Outcome) -> None:
-        """Note a GPU with which a worker did not even come to `prepare`; see Slots.give_back."""
-        useless = worker not in self._conductor.state.started
+        """Note a GPU with which a worker did not even come to `prepare`; see Slots.give_back.
+
+        Or, where others train on, not beyond its first step.
+        """
+        state, others = self._conductor.state, {*self._conductor.holders} - {worker}
+        began = state.began.get(worker, outcome.step)  # it may not have come into the group
+        useless = worker not in state.started or (others and outcome.step <= began + 1)
         if outcome.kind is OutcomeKind.DEVICE_FAILED and useless and process in self._places:
             self._failed[process] = outcome.summary
 

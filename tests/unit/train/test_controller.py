@@ -4,9 +4,18 @@ import queue
 import threading
 from types import SimpleNamespace
 
+import pytest
+
 from elastix.config import FailureConfig
-from elastix.events import Events, WorkerNotStarted
-from elastix.train.control.messages import Outcome, OutcomeKind, Ready, Started
+from elastix.events import Events, WorkerJoined, WorkerNotStarted
+from elastix.train.control.messages import (
+    Entered,
+    Outcome,
+    OutcomeKind,
+    Ready,
+    RecordEvents,
+    Started,
+)
 from elastix.train.control.terms import RunTerms
 from elastix.train.on_ray.controller import Controller
 from elastix.train.record.conductor_shell import Shell
@@ -43,7 +52,8 @@ class Played(Controller):
         self._handles, self._places, self._killed, self._failed = {}, {}, [], {}
 
     def _start_process(self, process, slot):
-        actor = SimpleNamespace(run=SimpleNamespace(remote=lambda life: None))
+        method = SimpleNamespace(remote=lambda *_: None)
+        actor = SimpleNamespace(run=method, hear=method)
         handle = SimpleNamespace(actor=actor, process=process, run=process, kill=lambda: None)
         self._handles[process] = handle
         self._places[process] = slot
@@ -102,3 +112,27 @@ def test_a_gpu_that_fails_before_its_worker_came_to_prepare_is_counted_where_it_
         controller._ended(controller._handles[worker])
         controller._look_for_room()
     assert places.failures == ["CUDA error: unknown error", "", ""]
+
+
+@pytest.mark.parametrize(("step", "counts"), [(7, True), (8, True), (9, False), (None, True)])
+def test_a_gpu_that_fails_in_the_first_step_is_counted_where_others_train_on(
+    monkeypatch, step, counts
+):
+    """Each worker on it costs the others a recovery, and so it would go on for ever."""
+    places = Places()
+    controller = Played(places)
+    lead = controller._conductor
+    controller._do(lead.room(2, more=True, now=0.0))
+    for worker in (0, 1):
+        controller._do(lead.hear(worker, Started(pid=1), 1.0))
+        controller._do(lead.hear(worker, Ready(None), 1.0))
+    controller._do(lead.hear(0, Entered(1), 1.0))
+    joined = WorkerJoined(worker=1, generation=1, step=7, copy_s=0.1, copy_bytes=1)
+    lead.state.began.clear()
+    if step is not None:
+        controller._do(lead.hear(1, RecordEvents(((None, joined),)), 2.0))
+    failed = Outcome(kind=OutcomeKind.DEVICE_FAILED, summary="CUDA error", step=step or 99)
+    monkeypatch.setattr("ray.get", lambda run: (run, failed))
+    controller._ended(controller._handles[1])
+    controller._look_for_room()
+    assert places.failures == (["CUDA error"] if counts else [""])
