@@ -18,7 +18,7 @@ from elastix.testing.replay import compare
 from elastix.train.control.messages import OutcomeKind
 from tests.laws import assert_exactly_once, assert_replicas_identical, committed, joins
 from tests.run_bytes import final
-from tests.trainables import accuracy, await_worker, make, samples, train, usher
+from tests.trainables import accuracy, await_worker, make, samples, train, usher, usher_all
 
 CONFIG = {"model": "convnet", "samples": 300, "batch_size": 30, "epochs": 4, "step_s": 0.03}
 
@@ -377,6 +377,31 @@ def in_turn(ctx):
                 optimizer.zero_grad()
 
 
+def in_phases(ctx):
+    """Each ends with an evaluation after its epochs, by which the first may end early."""
+    model, optimizer = linear(ctx)
+    former, latter = (ctx.loader(samples(many), batch_size=12, slices=2) for many in FOLDS[1:])
+
+    def train(step):
+        for x, y in step:
+            F.cross_entropy(model(x), y).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        usher_all(ctx)
+
+    for epoch in former.epochs(50):
+        for step in epoch:
+            train(step)
+        score = ctx.evaluate(accuracy, samples(20), batch_size=6)["accuracy"]
+        ctx.report(score=score)
+        if score >= 0 and epoch.number == 1:
+            break
+    for epoch in latter.epochs(3):
+        for step in epoch:
+            train(step)
+        ctx.report(**ctx.evaluate(accuracy, samples(20), batch_size=6))
+
+
 def joined_after(step, program, directory, **options):
     """A run in which worker 2 joins in place of 1, and nobody goes on before."""
     kills = [Kill(worker=1, phase="bucket", step=step)]
@@ -395,6 +420,20 @@ def joined_after(step, program, directory, **options):
 def test_what_began_anew_in_a_joiner_is_named_as_what_to_look_for(tmp_path, program, error, says):
     with pytest.raises(error, match=says):
         joined_after(9, program, tmp_path)
+
+
+@pytest.mark.parametrize("outside", [False, True])
+@pytest.mark.parametrize("later", [0, 1, 2])
+def test_who_joins_in_a_later_phase_passes_by_what_ended_the_one_before(tmp_path, later, outside):
+    """It computes alone on the way, and finds no batch of the loader whose turn is over."""
+    at = 2 * FOLDS[1] // 12 + later
+    config = {"ushers": {"2": at + 1}, "meeting": str(tmp_path)} if outside else {}
+    options = {"config": config, "min_workers": 1 if outside else 2}
+    result = joined_after(at, in_phases, tmp_path / "joined", exact=True, **options)
+    assert [join.worker for join in joins(result.events)] == [2]
+    assert final(result)[0] == final(run_local(in_phases, 1, exact=True))[0]
+    told = [event.step for event in result.events if isinstance(event, Reported)]
+    assert told == sorted(set(told))
 
 
 def test_loaders_take_turns_epoch_by_epoch(tmp_path):

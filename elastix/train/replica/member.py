@@ -464,6 +464,9 @@ class Member:
             self._outer.asked(loader)
         if any(loader.pending for loader in self._tracked.loaders):
             return  # a further micro-batch of a step, or a second loader
+        if self._state.passes_by(loader):
+            return
+        self._state.asked = loader
         self.phase("boundary", self.step)
         self._link.await_controller()
         self._state.look_at_beginning()

@@ -47,6 +47,8 @@ UNTOLD = "untold"
 """In that of one that a worker gives another: events that the journal may not have."""
 DONOR = "donor"
 """In that of one that a worker gives to who comes later: whose it is, of those that can say."""
+ASKED = "asked"
+"""In that of one too: the loader that was asked for a batch where it was captured."""
 PUT_BACK = (
     "the run goes on from a State, and the train function has changed %s between ctx.prepare and "
     "its first batch. That had been done when the State was captured, so it was undone. To change "
@@ -88,6 +90,7 @@ class WorkerState:
         given: a State to begin from instead of the one that the run has stored; None for none.
         on_the_way: this worker has come to a group that runs, and not yet to where that is in the
             train function, which is where a loader is asked for a batch.
+        asked: the loader that was asked for a batch last; None for none.
     """
 
     def __init__(
@@ -98,6 +101,8 @@ class WorkerState:
         self.begun: int | None = None
         self.given: State | None = None
         self.on_the_way = False
+        self.asked: int | None = None
+        self._group_asks: int | None = None  # where the State came from that this worker was given
         self._at_boundary = False  # or past one: this worker has come to its first
         self._beginning: Beginning | None = None  # until the first boundary
         self._ended = False  # the train function is through, and nothing has begun since
@@ -150,6 +155,7 @@ class WorkerState:
         more = {UNTOLD: json.loads(json.dumps(untold))}
         if not founding:
             more[DONOR] = self._steps.checks.vouches_for(self._parts.me)
+            more[ASKED] = self.asked
         return replace(state, meta={**state.meta, **more})
 
     def hold(self, asked: int | None) -> Callable[[], KeptState | None]:
@@ -216,6 +222,7 @@ class WorkerState:
             self._beginning = Beginning(own, self._tracked)
         self._steps.load_state_dict(state.meta)
         self._steps.checks.given(state.meta.get(DONOR))
+        self._group_asks = state.meta.get(ASKED)
         self._schedule.stored(state.meta["stored_step"])
         sequence, untold = state.meta[state_digests.SEQUENCE], state.meta.get(UNTOLD)
         if untold is None:  # what was told before that is not forgotten
@@ -225,6 +232,15 @@ class WorkerState:
         self._heard_all &= state.meta["reports"] <= self.reports
         self.reports = state.meta["reports"]
         self._passes_before = state.meta.get("passes_before", 0.0)
+
+    def passes_by(self, loader: int | None) -> bool:
+        """Whether a loader that is asked for a batch has none, and the group is past it.
+
+        Its last epoch is over, and another loader's turn has come (another phase of training).
+        """
+        if not self.on_the_way or loader is None or self._group_asks in (None, loader):
+            return False
+        return not any(one.steps_left for one in self._tracked.loaders if one.number == loader)
 
     def look_at_beginning(self) -> None:
         """At the first boundary: whether the way to it has changed the State that this began from.
