@@ -191,8 +191,9 @@ class Console:
         self._tell(self._clock(), lost, "red")
 
     def stopping(self) -> None:
-        """After Ctrl-C, while the State is stored."""
-        stops = "interrupted: the State is stored first; Ctrl-C again does not wait for it"
+        """After Ctrl-C, while the State is stored, if there is one."""
+        first = "first" if self.progress.step else "first, if a step was taken"  # and not told yet
+        stops = f"interrupted: the State is stored {first}; Ctrl-C again does not wait for it"
         self._tell(self._clock(), stops, "yellow")
 
     def interrupted(self, *, goes_on: bool = False) -> None:

@@ -370,6 +370,19 @@ def test_ctrl_c_ends_with_one_line(goes_on, words):
     assert words in last
 
 
+@pytest.mark.parametrize(
+    ("steps", "says"), [(0, "stored first, if a step"), (9, "stored first; Ctrl-C")]
+)
+def test_who_interrupts_a_run_is_told_whether_there_is_a_state_to_store(steps, says):
+    before = Progress()
+    for event in run_events(steps=steps):
+        before.add(event)
+    terminal = Terminal(file=(file := io.StringIO()), width=200, soft_wrap=True)
+    console = Console("digits", "runs/store", terminal=terminal, progress=before)
+    console.stopping()
+    assert says in file.getvalue()
+
+
 def test_slices_that_others_computed_are_a_line():
     text, _ = line(SlicesHandedOver(step=21, moved=((1, 0, 2), (1, 2, 1), (3, 0, 1))))
     assert text == (
