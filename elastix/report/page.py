@@ -174,8 +174,10 @@ def write(page: Page, path: Path) -> None:
         StoreError: it cannot be written there.
     """
     text = render(page)
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    beside = path.parent / f".{path.name}.{os.getpid()}"  # Path(".") has no name
     try:
+        if path.exists() and not path.is_file():  # /dev/stdout would be a file from then on
+            raise OSError("it is a folder or a device, and no file")
         path.parent.mkdir(parents=True, exist_ok=True)
         beside.write_text(text, "utf-8", "backslashreplace")  # half a character has no bytes
         beside.replace(path)

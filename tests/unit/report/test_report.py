@@ -3,8 +3,10 @@
 import itertools
 import json
 import math
+import os
 import random
 import re
+import stat
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -405,6 +407,19 @@ def test_text_that_has_no_bytes_is_on_the_page_all_the_same(tmp_path):
     page = training_page("r", "s", tell([*run_events(steps=20, ended=False), odd]), None, BEGAN)
     write(page, tmp_path / "report.html")
     assert (tmp_path / "report.html").read_text().count("half \\udc80")
+
+
+def test_a_page_takes_the_place_of_files_alone(tmp_path):
+    """--out /dev/stdout put a file in its place, for the whole machine if this user may."""
+    (tmp_path / "folder").mkdir()
+    os.mkfifo(tmp_path / "pipe")
+    there = set(tmp_path.iterdir())
+    page = training_page("r", "s", tell(run_events(steps=20, ended=False)), None, BEGAN)
+    for path in (tmp_path / "folder", tmp_path / "folder" / "..", tmp_path / "pipe", Path()):
+        with pytest.raises(StoreError, match=r"could not be written to .*: it is a folder"):
+            write(page, path)
+    assert set(tmp_path.iterdir()) == there
+    assert stat.S_ISFIFO((tmp_path / "pipe").stat().st_mode)
 
 
 def test_a_page_that_cannot_be_written_leaves_nothing_behind(tmp_path):
