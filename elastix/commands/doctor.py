@@ -217,9 +217,7 @@ def devices() -> Iterator[Finding]:
 def network(host: str, environ: Mapping[str, str]) -> Finding:
     """The name by which nodes find this one."""
     try:
-        address = socket.gethostbyname(host)
-        with socket.socket() as probe:
-            probe.bind((address, 0))
+        address = _listened_on(host)
     except OSError as error:
         mend = f"give {host} an address of this machine in /etc/hosts"
         return Finding("network", "fail", f"{host} has no address to listen on: {error}", mend)
@@ -230,6 +228,24 @@ def network(host: str, environ: Mapping[str, str]) -> Finding:
         fact = "an HTTP proxy is set, and calls to Ray's dashboard and job server go through it"
         return Finding("network", "warn", fact, mend)
     return Finding("network", "ok", f"{host} is {address}, and can be listened on")
+
+
+def _listened_on(host: str) -> str:
+    """The first of a name's addresses, of IPv4 or IPv6, that is one of this machine: gloo's choice.
+
+    Raises:
+        OSError: there is none.
+    """
+    refused = OSError("the name has none")
+    for family, kind, protocol, _, address in socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM):
+        try:
+            with socket.socket(family, kind, protocol) as probe:
+                probe.bind(address)
+        except OSError as error:
+            refused = error
+        else:
+            return str(address[0])
+    raise refused
 
 
 def ports(wanted: Mapping[int, str]) -> Iterator[Finding]:

@@ -155,6 +155,26 @@ def test_a_host_without_an_address():
     assert "/etc/hosts" in found.mend
 
 
+def test_a_host_that_has_an_ipv6_address_alone(monkeypatch):
+    only = (socket.AF_INET6, socket.SOCK_STREAM, 6, "", ("::1", 0, 0, 0))
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: [only])
+    found = doctor.network("machine", {"http_proxy": "proxy:80"})
+    assert found.status == "warn", found.fact
+    assert "::1" in found.mend
+
+
+def test_one_address_that_can_be_listened_on_is_enough(monkeypatch):
+    """Of a machine that has moved, /etc/hosts may name the old address as well."""
+    elsewhere, here = (
+        (socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, 0))
+        for address in ("203.0.113.1", "127.0.0.1")
+    )
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: [elsewhere, here])
+    assert doctor.network("machine", {}).fact == "machine is 127.0.0.1, and can be listened on"
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: [elsewhere])
+    assert doctor.network("machine", {}).status == "fail"
+
+
 def test_a_proxy_in_the_way():
     assert doctor.network("localhost", {}).status == "ok"
     found = doctor.network("localhost", {"http_proxy": "proxy:80"})
