@@ -48,7 +48,7 @@ def says(command: Callable[P, T]) -> Callable[P, T]:
         except Exception as error:  # the border of the process
             if _debug:
                 raise
-            complain(f"elastix: {_full(error) or _unforeseen(error)}")
+            complain(f"elastix: {_full(error) or _denied(error) or _unforeseen(error)}")
             raise typer.Exit(1) from error
 
     run.__doc__ = _flowing(command.__doc__ or "")
@@ -78,6 +78,16 @@ def _full(error: Exception) -> str:
     return (
         f"what it prints, or a file that it writes, has no room: {error.strerror}. What was done "
         "until then stays. Make room, or have it print elsewhere."
+    )
+
+
+def _denied(error: Exception) -> str:
+    """Empty if that is not it."""
+    if not isinstance(error, PermissionError) or error.filename is None:
+        return ""
+    return (
+        f"{error.filename}: {error.strerror}. Let this user look, or write, there. What was done "
+        "until then stays."
     )
 
 

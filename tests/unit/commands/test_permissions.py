@@ -178,3 +178,26 @@ def test_the_doctor_tells_of_what_this_user_may_not_read(tmp_path, monkeypatch):
     assert found["ray token"] == f"{tmp_path / 'token'} cannot be read: Permission denied"
     assert found["store"] == f"{tmp_path / 'closed'} cannot be written"
     (tmp_path / "closed").chmod(0o755)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["run", "{}/train.py"],
+        ["bench", "{}/train.py"],
+        ["estimate", "{}/model.py", "--shape", "8"],
+        ["data", "index", "{}/shard.tar"],
+        ["grafana", "--out", "{}/dashboards"],
+    ],
+)
+def test_where_this_user_may_not_look_is_told(tmp_path, words):
+    """These ended with an error "that was not foreseen"."""
+    folder = tmp_path / "secret"
+    folder.mkdir(mode=0)
+    said = called(*[word.format(folder) for word in words])
+    folder.chmod(0o700)
+    assert said.returncode == 1
+    assert said.stdout == ""
+    assert f"{folder}/" in said.stderr
+    assert "Permission denied. Let this user" in said.stderr
+    assert said.stderr.count("\n") == 1
