@@ -239,8 +239,13 @@ class Observation:
         return Turn.OVER
 
     def _victim(self) -> Turn | Victim:
-        """Not before there is somebody who goes on."""
-        members = self._formed[-1].members if self._formed else ()
+        """Not before there is somebody who goes on: who joins enters some time after the decision.
+
+        If the last who had entered was killed in between, the run would begin anew.
+        """
+        newest = self._formed[-1]  # the rate is known, so there is one
+        entered = self._commits and self._commits[-1].generation >= newest.generation
+        members = newest.members if entered else ()
         alive = [w for w in members if w in self._pids and w not in {k.worker for k in self._kills}]
         if len(alive) < 2:
             return Turn.WAIT

@@ -141,12 +141,15 @@ def test_kills_come_at_their_interval_and_the_end_after_the_last():
     assert seen.decide(18.1) is Turn.WAIT  # due, but one must be left to go on
     seen.add(WorkerStarted(t=18.0, worker=2, pid=102, node="n", device="cpu"))
     seen.add(formed(18.2, 3, (left, 2)))
+    seen.add(committed(18.21, step + 1, 1, 2))
+    assert seen.decide(18.22) is Turn.WAIT  # decided, but worker 2 has yet to enter
+    seen.add(committed(18.25, step + 2, 2, 3))
     second = seen.decide(18.3)
     assert second.worker in (left, 2)
     seen.killed(second, 18.3)
     assert seen.decide(23.5) is Turn.WAIT  # no step since
     seen.add(formed(18.4, 4, tuple({left, 2} - {second.worker})))
-    seen.add(committed(18.8, step + 1, 1, 4))
+    seen.add(committed(18.8, step + 3, 1, 4))
     assert seen.decide(23.6) is Turn.OVER
     assert [death.stall_s for death in seen.deaths] == [pytest.approx(0.25), pytest.approx(0.5)]
 
