@@ -18,6 +18,7 @@ from elastix.report.figures import (
     axis,
     figure,
     finite,
+    metric_axis,
     stacked,
 )
 from elastix.report.lineage_layout import layout as tree_layout
@@ -100,7 +101,7 @@ def _history(campaign: CampaignRecord) -> Figure:
         figure(
             traces,
             xaxis=axis("trial"),
-            yaxis=axis(campaign.metric),
+            yaxis=metric_axis(campaign.metric),
         ),
     )
 
@@ -144,7 +145,7 @@ def _over_time(campaign: CampaignRecord) -> Figure | None:
         figure(
             traces,
             xaxis=clock.axis("campaign"),
-            yaxis=axis(campaign.metric),
+            yaxis=metric_axis(campaign.metric),
         ),
     )
 
@@ -226,7 +227,7 @@ def _categories(name: str, values: Sequence[Any]) -> dict[str, Any]:
         "label": name,
         "values": [order[text] for text in texts],
         "tickvals": [order[text] for text in shown],
-        "ticktext": shown,
+        "ticktext": [Markup(text) for text in shown],  # plotly reads no markup in these
     }
 
 
@@ -301,8 +302,8 @@ def _front(campaign: CampaignRecord) -> Figure:
         f"Trials that no other beats in {what}.{hidden}",
         figure(
             traces,
-            xaxis=axis(name),
-            yaxis=axis(campaign.metric),
+            xaxis=metric_axis(name),
+            yaxis=metric_axis(campaign.metric),
         ),
     )
 
@@ -433,7 +434,7 @@ def _trial_curves(campaign: CampaignRecord) -> Figure | None:
         figure(
             traces[::-1],
             xaxis=axis("report"),
-            yaxis=axis(campaign.metric),
+            yaxis=metric_axis(campaign.metric),
         ),
         wide=True,
     )

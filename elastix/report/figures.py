@@ -49,6 +49,11 @@ def axis(title: str, **more: Any) -> dict[str, Any]:  # noqa: ANN401 - what plot
     return {"title": {"text": title}, **more}
 
 
+def metric_axis(title: str = "") -> dict[str, Any]:
+    """An axis of values that users report: 0.0005 and 2e-7, which plotly calls 500μ and 200n."""
+    return axis(title, tickformat="~g")
+
+
 def stacked(*parts: object) -> Markup:
     """Parts under each other; what is no Markup is escaped."""
     return BREAK.join(escape(part) for part in parts)

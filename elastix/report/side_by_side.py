@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from elastix.observe.progress import duration, number
-from elastix.report.figures import Figure, Trace, axis, figure, finite
+from elastix.report.figures import Figure, Trace, axis, figure, finite, metric_axis
 from elastix.report.page import Cell, Page, Section, Table
 from elastix.report.training import Training
 from elastix.report.training_part import settings
@@ -103,5 +103,5 @@ def _curves(runs: Mapping[str, Training]) -> Iterator[Figure]:
                     "line": {"color": f"@{colour % 8}"},
                 }
             )
-        shown = figure(traces, 320, xaxis=axis("step"), yaxis=axis(metric), showlegend=True)
+        shown = figure(traces, 320, xaxis=axis("step"), yaxis=metric_axis(metric), showlegend=True)
         yield Figure(f"compared-{place}", metric, "A line for each run, against its steps.", shown)

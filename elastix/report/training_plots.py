@@ -15,6 +15,7 @@ from elastix.report.figures import (
     axis,
     figure,
     finite,
+    metric_axis,
     stacked,
     upright,
 )
@@ -216,7 +217,7 @@ def _curves(training: Training) -> list[Figure]:
                 f"curve-{place}",
                 name,
                 f"As reported; a dotted line is a loss of a worker.{thinned}",
-                figure([trace], 260, xaxis=axis("step"), shapes=losses[:100]),
+                figure([trace], 260, xaxis=axis("step"), yaxis=metric_axis(), shapes=losses[:100]),
             )
         )
     return figures

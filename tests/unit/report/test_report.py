@@ -39,7 +39,7 @@ from elastix.report import campaign_part, training_part, write_report
 from elastix.report.campaign_plots import campaign_figures
 from elastix.report.compose import campaign_page, training_page
 from elastix.report.lineage_layout import layout
-from elastix.report.page import render, write
+from elastix.report.page import figures_of, render, write
 from elastix.report.side_by_side import differing
 from elastix.report.training import Curve, Point, Rates, tell
 from elastix.report.training_plots import training_figures
@@ -328,6 +328,25 @@ def test_the_axes_of_parallel_coordinates_end_with_their_ticks():
         marks = [*axes[name]["tickvals"], *axes[name]["values"]]
         low, high = axes[name]["range"]
         assert low <= min(marks) < max(marks) <= high
+
+
+def test_choices_are_shown_as_they_are_at_parallel_coordinates():
+    """Plotly reads no markup there: quotes were shown as &#34;."""
+    trials = [trial(n, 0.1 * n, config={"kind": ('a "b"', "<c>")[n % 2]}) for n in range(4)]
+    found = json.loads(figures_of(campaign_page(record(*trials), "s", None, BEGAN)))
+    (kind, _) = found["parallel"]["data"][0]["dimensions"]
+    assert kind["ticktext"] == ["<c>", 'a "b"']
+
+
+def test_small_values_of_a_metric_have_no_prefix():
+    """Plotly's own ticks say 500μ for a loss of 0.0005."""
+    told = tell([*run_events(steps=20), Reported(t=BEGAN + 9, seq=9, step=20, metrics={"x": 5e-4})])
+    plots = [figure for figure in training_figures(told) if figure.id.startswith("curve-")]
+    plots += [f for f in campaign_figures(campaign()) if f.id not in ("importance", "parallel")]
+    plots = [plot for plot in plots if plot.id != "lineage"]
+    assert len(plots) > 4
+    for plot in plots:
+        assert plot.figure["layout"]["yaxis"]["tickformat"] == "~g"
 
 
 def test_a_campaign_without_a_score_has_a_page_and_no_plots():
