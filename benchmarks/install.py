@@ -1,12 +1,12 @@
 """What installing elastix takes: the wheel alone into a virtual environment that has nothing.
 
 `python -m benchmarks.install --out FILE`. The wheel is built from this tree, pip installs it with
-its dependencies (its cache is not used), and then `elastix --help` and README's twenty lines run
+its dependencies (its cache is not used), and then `elastix --help` and README's first script run
 there, and a report of that run, in an empty folder: nothing of this repository but the wheel is
 within reach.
 
 Results: seconds to build the wheel (`build_s`), to make the environment (`venv_s`), to install the
-wheel (`install_s`), for `elastix --help` (`help_s`), README's twenty lines (`first_run_s`) and the
+wheel (`install_s`), for `elastix --help` (`help_s`), README's first script (`first_run_s`) and the
 report (`report_s`); `wheel_bytes`; `bytes` that the environment takes on the disk, of which torch
 and Ray take `torch_bytes` and `ray_bytes`; `packages`, how many there are in it.
 """

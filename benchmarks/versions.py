@@ -5,9 +5,9 @@
 
 One row after the other, each PYTHON:TORCH:RAY: a virtual environment in a temporary folder, into
 it the wheel of this tree with what its tests need, then `tests/unit` without the slow ones, and
-README's twenty lines, in which Ray runs three workers and one is killed. `oldest` is the least
+README's first script, in which Ray runs three workers and one is killed. `oldest` is the least
 version that pyproject.toml allows, `newest` what pip takes by itself. The tests are those of this
-tree and import its modules; README's lines have only the wheel within reach.
+tree and import its modules; README's script has only the wheel within reach.
 
 Without a CPU build for a row's Python, torch brings some 3 GB of CUDA libraries. They are fetched
 once for all rows, and everything is removed at the end.
@@ -191,7 +191,7 @@ def versions(python: Path) -> dict[str, str]:
 
 
 def run_with_a_kill(python: Path, place: Path) -> dict[str, Any]:
-    """README's twenty lines in an empty folder: whether they end well, with one worker lost."""
+    """README's first script in an empty folder: whether it ends well, with one worker lost."""
     empty = place / "empty"
     empty.mkdir()
     script = empty / "first.py"
