@@ -54,8 +54,9 @@ def campaign_record(store: Path, name: str, events: Iterable[Event]) -> Campaign
     results = Results.open(store, name)
     losses: Counter[int] = Counter()
     outcome, message = "", ""
-    last = idle_s = 0.0
+    began = last = idle_s = 0.0
     for event in events:
+        began = began or event.t
         before, last = last or event.t, event.t
         if isinstance(event, TrialLost) and not event.raised:
             losses[event.trial] += 1
@@ -70,6 +71,9 @@ def campaign_record(store: Path, name: str, events: Iterable[Event]) -> Campaign
     controls = [_record(trial, at_work, objectives, owners, losses) for trial in results.reranked]
     facts = dict(results.facts)
     budget = facts.get("budget") or {}
+    # As the console and `elastix runs` tell it; the book was begun before Ray was there.
+    began = began or float(facts.get("began_s", 0.0))
+    began = min([began, *(t.asked_s for t in results.trials if t.asked_s is not None)])
     return CampaignRecord(
         name=name,
         objectives=tuple(zip(objectives.names, objectives.modes, strict=True)),
@@ -77,7 +81,7 @@ def campaign_record(store: Path, name: str, events: Iterable[Event]) -> Campaign
         controls=tuple(controls),
         facts={key: facts[key] for key in facts if key not in ("metrics", "modes", "began_s")},
         budget=budget.get("trials"),
-        began=float(facts.get("began_s", 0.0)),
+        began=began,
         outcome=outcome,
         message=message,
         last=last,

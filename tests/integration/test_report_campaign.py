@@ -1,12 +1,13 @@
 """The report of a real campaign, in process: trial database and journal to page."""
 
+import pytest
 import torch
 import torch.nn.functional as F
 from ConfigSpace import ConfigurationSpace, Float, Integer
 from torch.utils.data import TensorDataset
 
 import elastix
-from elastix.observe import journal
+from elastix.observe import catalogue, journal
 from elastix.report import write_report
 from elastix.report.sources import campaign_record
 from elastix.search.executors.serial import Local
@@ -49,8 +50,12 @@ def test_a_campaign_from_its_book_and_journal(tmp_path):
         run=elastix.RunConfig(name="small", store=str(tmp_path)),
         executor=Local(),
     ).run()
-    events = journal.read(tmp_path / "runs" / "small" / "journal.jsonl")
+    events = list(journal.read(tmp_path / "runs" / "small" / "journal.jsonl"))
     found = campaign_record(tmp_path, "small", events)
+    listed = catalogue.summary(tmp_path, "small")
+    assert (found.began, found.last) == (listed.began_t, listed.last_t)
+    assert found.last - found.began == pytest.approx(listed.took_s)
+    assert campaign_record(tmp_path, "small", ()).began < found.began, "without a journal"
     assert len(found.trials) == 14
     assert found.objectives == (("loss", "min"),)
     assert found.outcome == "finished"
