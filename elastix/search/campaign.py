@@ -348,7 +348,8 @@ class Campaign:
             closing(LoggerThread(self._loggers)) as feed,
         ):
             bus.subscribe(journal.append)
-            bus.subscribe(console.show)
+            if not self._quiet:  # what it would print of it takes memory for each trial
+                bus.subscribe(console.show)
             bus.subscribe(feed.show)
             store_size = StoreSize(store, bus.emit)
             bus.subscribe(store_size.read)
@@ -382,6 +383,7 @@ class Campaign:
                 outcome, message = "failed", str(error)
                 raise
             finally:
+                del loop  # or all trials would be in memory twice
                 results = Results.of(database, self._run.store)
                 self._tidy(opener, results, database)
                 store_size.measure()

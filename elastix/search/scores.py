@@ -14,12 +14,23 @@ Results = Mapping[int, Mapping[str, Any]]
 """Reports by their place, from 0."""
 
 
-def merged(results: Results) -> dict[str, Any]:
-    """The last value of each metric; None for one that never had any."""
+def merged(results: Results) -> Mapping[str, Any]:
+    """The last value of each metric; None for one that never had any.
+
+    Where the last report says all of that, it is this report itself: as a rule it does, and a
+    campaign holds both for each of its trials.
+    """
     found: dict[str, Any] = {}
-    for _, metrics in sorted(results.items()):
-        take_in(found, metrics)
-    return found
+    last: Mapping[str, Any] = {}
+    for _, last in sorted(results.items()):
+        take_in(found, last)
+    return last if _same(last, found) else found
+
+
+def _same(a: Mapping[str, Any], b: Mapping[str, Any]) -> bool:
+    """Whether these are the same values under the same names, in the same order."""
+    pairs = zip(a.items(), b.items(), strict=False)
+    return len(a) == len(b) and all(m == n and x is y for (m, x), (n, y) in pairs)
 
 
 class Latest:

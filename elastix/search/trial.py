@@ -7,8 +7,10 @@ Invariant: inside elastix everything is minimised. `Objectives` turns what a tra
 reported into losses at the door; searchers and rungs see losses and never a mode.
 """
 
+import copy
 import json
 import math
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
@@ -91,6 +93,13 @@ class Suggestion:
     def to_json(self) -> dict[str, Any]:
         """Its fields, as plain values."""
         return {name: value for name, value in vars(self).items() if name != "key"}
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        """With a configuration of its own. A key that is known is shared: campaigns hold many."""
+        made = replace(self, config=copy.deepcopy(self.config, memo))
+        if "key" in vars(self):
+            vars(made)["key"] = self.key
+        return made
 
 
 class TrialState(StrEnum):
@@ -209,15 +218,29 @@ class Trial:
         for result in values["results"]:
             check_kinds({"result": result}, {"result": Mapping})
             [float(value) for value in result.values() if isinstance(value, int)]
+        suggestion = Suggestion(**values["suggestion"])
+        results = tuple(map(_with_common_names, values["results"]))
         return cls(
             **{
                 **values,
-                "suggestion": Suggestion(**values["suggestion"]),
+                "suggestion": replace(suggestion, config=_with_common_names(suggestion.config)),
                 "state": TrialState(values["state"]),
                 "losses": tuple(map(float, values["losses"])),
-                "results": tuple(values["results"]),
+                "results": results,
+                "metrics": _as_last(values.get("metrics", {}), results),
             }
         )
+
+
+def _with_common_names(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The same values; a campaign has very many trials, and json.loads makes new names for each."""
+    return {sys.intern(name): value for name, value in values.items()}
+
+
+def _as_last(metrics: Mapping[str, Any], results: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+    """The last report, where the metrics are those of it; see scores.merged."""
+    same = bool(results) and [*results[-1].items()] == [*metrics.items()]
+    return results[-1] if same else metrics
 
 
 _KINDS: Mapping[Any, Any] = {

@@ -26,13 +26,12 @@ _SNAPSHOT_S = 5.0
 _SNAPSHOTS_APART = 20  # times what one takes: they hold all that was tried, and get longer
 
 
-@dataclass
+@dataclass(slots=True)
 class Case:
     """A trial with what is known of it beside.
 
     Attributes:
         done: see TrialRow.
-        results: its reports by their place, from 0.
         losses_of_workers: how often its worker died.
         raised: how often its train function did.
         stop: rungs stop it, so that it is halted for good.
@@ -43,13 +42,29 @@ class Case:
     trial: Trial
     role: Role = "search"
     done: int | None = None
-    results: dict[int, Mapping[str, Any]] = field(default_factory=dict)
     losses_of_workers: int = 0
     raised: int = 0
     stop: bool = False
     rung: int | None = None
     kept: int = 0
+    _results: dict[int, Mapping[str, Any]] | None = field(default=None, init=False, repr=False)
     _latest: Latest | None = field(default=None, init=False, repr=False)  # of `results`
+
+    @property
+    def results(self) -> dict[int, Mapping[str, Any]]:
+        """Its reports by their place, from 0."""
+        known = self._results
+        return dict(enumerate(self.trial.results)) if known is None else known
+
+    @results.setter
+    def results(self, results: dict[int, Mapping[str, Any]]) -> None:
+        self._results, self._latest = results, None
+
+    def close(self) -> None:
+        """It is final. What its trial holds is not held beside: there may be very many."""
+        self._latest = None
+        if self._results is not None and sorted(self._results) == [*range(len(self._results))]:
+            self._results = None
 
     @property
     def line(self) -> TrialRow:
@@ -61,28 +76,30 @@ class Case:
 
         What one that begins anew without a State reports once more counts as it did at its pause.
         """
-        if seq not in self.results:
+        results = self.results
+        if seq not in results:
             return True
-        known = self.results[seq]
+        known = results[seq]
         same = known == metrics or repr(known) == repr(metrics)  # NaN is not equal to itself
         return seq >= self.kept and not same
 
     def report(self, seq: int, metrics: Mapping[str, Any]) -> Latest:
         """One more of its reports; the last values of all up to it. Those after it are void."""
-        if seq in self.results:
-            self.results = {n: found for n, found in self.results.items() if n < seq}
+        results = self.results
+        if seq in results:
+            results = {n: found for n, found in results.items() if n < seq}
             self._latest = None
-        self._latest = self._latest or Latest(self.results)
-        self.results[seq] = metrics
-        self._latest.add(seq, metrics)
-        if seq == self._latest.seq:
-            return self._latest
-        return Latest({place: found for place, found in self.results.items() if place <= seq})
+        latest = self._latest = self._latest or Latest(results)
+        self._results = results
+        results[seq] = metrics
+        latest.add(seq, metrics)
+        if seq == latest.seq:
+            return latest
+        return Latest({place: found for place, found in results.items() if place <= seq})
 
     def go_back(self) -> None:
         """It begins again from its last State, or from the beginning, and reports the rest anew."""
         self.results = {seq: found for seq, found in self.results.items() if seq < self.kept}
-        self._latest = None
 
 
 @dataclass
@@ -140,8 +157,8 @@ class TrialBook:
         lines = self._database.lines()
         for line in lines:
             trial = line.trial
-            case = Case(trial, line.role, line.done, dict(enumerate(trial.results)))
-            case.kept = 0 if trial.state.is_final else len(case.results)
+            case = Case(trial, line.role, line.done)
+            case.kept = 0 if trial.state.is_final else len(trial.results)
             self.cases[trial.number] = case
             self.epochs += trial.epochs
             self._keep_parent(trial.suggestion)
@@ -211,6 +228,7 @@ class TrialBook:
         if trial.state.is_final:
             self._done += 1
             case.done = self._done
+            case.close()
         self._news.changed[trial.number] = case
 
     def outgrow(self, ref: Ref) -> None:

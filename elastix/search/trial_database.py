@@ -80,7 +80,7 @@ def row_sum(*values: object) -> int:
     return crc32("\0".join(map(str, values)).encode())
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class TrialRow:
     """A trial as it stands in the database.
 

@@ -32,3 +32,11 @@ def test_where_the_last_value_is_no_number_there_are_no_losses():
     assert losses(BOTH, {0: {"a": 1.0, "b": 2.0}, 1: {"a": "text"}}) is None
     assert losses(BOTH, {1: {"a": 1.0, "b": 2.0}, 0: {"a": "text"}}) == (1.0, 2.0)
     assert losses(BOTH, {}) is None
+
+
+def test_the_last_report_is_given_itself_where_it_says_all():
+    last = {"a": 1.0, "b": None}
+    assert merged({0: {"a": 0.0, "b": None}, 1: last}) is last
+    assert merged({0: {"a": 0.0, "b": 2.0}, 1: last}) == {"a": 1.0, "b": 2.0}
+    assert [*merged({0: {"b": 1, "a": 2}, 1: {"a": 3, "b": 4}})] == ["b", "a"]
+    assert merged({}) == {}

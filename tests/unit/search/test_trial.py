@@ -1,3 +1,4 @@
+import copy
 import json
 import math
 
@@ -102,3 +103,39 @@ def test_trials_inherit_from_parents_if_the_searcher_says_that_it_proposes_them(
     chosen = _settled(elastix.InheritConfig(provider="store", optimizer=True), searcher)
     assert (chosen.provider, chosen.optimizer) == ("store", True)
     assert not _settled(elastix.InheritConfig(mode="none", optimizer=True), searcher).optimizer
+
+
+def test_trials_from_a_database_have_their_names_in_common_and_the_last_report_once():
+    text = json.dumps(
+        Trial(
+            0,
+            Suggestion({"learning_rate": 0.1}),
+            TrialState.FINISHED,
+            (0.5,),
+            ({"accuracy": 0.25}, {"accuracy": 0.5}),
+            {"accuracy": 0.5},
+        ).to_json()
+    )
+    one, other = (Trial.from_json(json.loads(text)) for _ in range(2))
+    assert one == other
+    assert one.metrics is one.results[-1]
+    for a, b in ((one.config, other.config), (one.metrics, other.metrics)):
+        assert [*map(id, a)] == [*map(id, b)]
+
+
+def test_metrics_that_are_not_those_of_the_last_report_are_kept():
+    of_both = {"accuracy": 0.5, "loss": 1.0}
+    trial = Trial(
+        0, SUGGESTION, TrialState.FINISHED, (0.5,), ({"loss": 1.0}, {"accuracy": 0.5}), of_both
+    )
+    assert Trial.from_json(json.loads(json.dumps(trial.to_json()))).metrics == of_both
+
+
+def test_a_copy_of_a_suggestion_has_its_own_configuration_and_the_same_key():
+    known = Suggestion({"lr": 0.1, "body": [{"op": "conv"}]})
+    key = known.key
+    made = copy.deepcopy(known)
+    assert made == known
+    assert made.key is key
+    made.config["body"][0]["op"] = "pool"
+    assert known.config["body"][0]["op"] == "conv"

@@ -166,3 +166,28 @@ def test_states_are_written_when_it_is_time_and_something_has_changed(desk):
     becomes(desk, 0, state=TrialState.RUNNING)
     desk.book.write()
     assert written()
+
+
+def test_a_trial_that_is_over_holds_its_reports_once(desk):
+    desk.book.add(suggestion(0.1))
+    case = desk.book.cases[0]
+    reports = tuple({"score": n / 10} for n in range(3))
+    for seq, metrics in enumerate(reports):
+        assert case.says_new(seq, metrics)
+        case.report(seq, metrics)
+    held = case.results
+    desk.book.change(case, case.trial.but(state=TrialState.FINISHED, results=reports))
+    assert case.results == held == dict(enumerate(reports))
+    assert case.results is not held
+    assert not case.says_new(2, {"score": 0.2})
+    assert case.says_new(3, {"score": 0.3})
+
+
+def test_of_a_trial_that_lacks_a_report_places_are_kept(desk):
+    desk.book.add(suggestion(0.1))
+    case = desk.book.cases[0]
+    case.report(3, {"score": 0.3})
+    desk.book.change(
+        case, case.trial.but(state=TrialState.FINISHED, results=tuple(case.results.values()))
+    )
+    assert [*case.results] == [3]
