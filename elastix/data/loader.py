@@ -205,10 +205,9 @@ class Loader:
 
         Shares of others are owed: they stand first in the next batch.
         """
-        committed = [
-            replace(draw.commit(self.number, contributors), passed=place not in self._passed_over)
-            for place, draw in enumerate(self._drawn)
-        ]
+        committed = [draw.commit(self.number, contributors) for draw in self._drawn]
+        for place in self._passed_over:
+            committed[place] = replace(committed[place], passed=False)
         lost = [span for batch in committed for span in batch.owed]
         self._ahead = self.cursor = self._ahead.give_back(lost) if lost else self._ahead
         self._forget()

@@ -46,6 +46,7 @@ class StepChecks:
         self._since = time.monotonic()
         self._donor: int | None = None
         self._given = 0  # passes of the rotation before this worker had its State
+        self._known: tuple[torch.Tensor, StepVerdict] | None = None  # of the step in hand
 
     def prepared(self, reducer: Reducer) -> None:
         """The objects are tracked, and their gradients are averaged by `reducer`."""
@@ -144,12 +145,14 @@ class StepChecks:
         return self.fingerprints.take() == theirs
 
     def verdict(self, result: torch.Tensor) -> StepVerdict:
-        """Whether a step whose vote has this result counts, and why not."""
-        return judge(result.tolist(), self._watch)
+        """Whether a step whose vote has this result counts, and why not. Asked twice a step."""
+        if self._known is None or self._known[0] is not result:
+            self._known = result, judge(result.tolist(), self._watch)
+        return self._known[1]
 
     def over(self, verdict: StepVerdict) -> None:
         """The step of this verdict is over."""
-        agreed = verdict.agreed
+        agreed, self._known = verdict.agreed, None
         self._metric, self._since = None, time.monotonic()
         if self.fingerprints is not None:
             self.fingerprints.over(None if verdict.void else agreed.step_us)
