@@ -37,6 +37,10 @@ class BestTrial:
         elif event.best:
             self.event = event
 
+    def latest_of(self, trial: int) -> TrialEnded | None:
+        """What was heard of it last; None if nothing was."""
+        return self._latest.get(trial)
+
     def values_of(self, trial: int) -> Mapping[str, float]:
         """What it has come to; nothing for one without a score, or that nobody has heard of."""
         event = self._latest.get(trial)

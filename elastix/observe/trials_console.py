@@ -114,7 +114,6 @@ class TrialsConsole:
         self._running: dict[int, _GroupTrial] = {}
         self._parents: dict[int, int | None] = {}
         self._best = BestTrial()
-        self._scored: dict[int, TrialEnded] = {}
         self._controls: dict[int, bool] = {}  # from scratch: whether it has ended
         self._best_is = "best"
         self._store: StoreMeasured | None = None
@@ -202,8 +201,6 @@ class TrialsConsole:
             if self._tally["refused"] <= _TOLD_FAILURES:
                 self._tell(f"trial {event.trial} refused: {event.message}", "yellow")
             return
-        if event.values:
-            self._scored[event.trial] = event
         self._inherited[event.trial] = event.inherited
         self._models = self._models or bool(event.ref)
         if event.ignored:
@@ -254,7 +251,7 @@ class TrialsConsole:
     def _best_at_end(self, number: int) -> Iterator[str]:
         """A control from scratch decides, if there is one; others may have better scores."""
         single = self._best_is == "best"
-        best = self._scored.get(number) if single else self._best.event
+        best = self._best.latest_of(number) if single else self._best.event
         if best is not None:
             yield f"{'' if single else 'latest '}{self._best_is}  {self._describe(best)}"
         elif number >= 0:
