@@ -1,11 +1,12 @@
 """A campaign as a file, so that the command line can go on with it. Unpickle only your own."""
 
 import logging
+import pickle
+import sys
 from pathlib import Path
-from pickle import PicklingError
 from typing import Any
 
-from ray import cloudpickle
+import cloudpickle
 
 from elastix.errors import NotFound, SearchError
 from elastix.train.record.pickled_function import keep_code
@@ -17,8 +18,8 @@ _FILE = "campaign.pkl"
 def keep(campaign: Any, directory: Path) -> None:  # noqa: ANN401 - a Campaign, imported above us
     """Write it, whole or not at all. One that cannot be pickled leaves the file as it was."""
     try:
-        pickled = cloudpickle.dumps(campaign)
-    except (PicklingError, TypeError, AttributeError, ValueError, RuntimeError) as error:
+        pickled = _pickler().dumps(campaign)
+    except (pickle.PicklingError, TypeError, AttributeError, ValueError, RuntimeError) as error:
         logger.warning(
             "this campaign cannot be pickled (%s). Its script can go on with it; `elastix campaign "
             "resume` cannot.",
@@ -26,6 +27,15 @@ def keep(campaign: Any, directory: Path) -> None:  # noqa: ANN401 - a Campaign, 
         )
         return
     keep_code(directory / _FILE, pickled)
+
+
+def _pickler() -> Any:  # noqa: ANN401 - a module
+    """Ray's, where Ray is in use: it may have been told which modules to take with it.
+
+    It is not imported for that: a campaign with an executor of its own may do without Ray, and
+    would begin a second later.
+    """
+    return sys.modules.get("ray.cloudpickle", cloudpickle)
 
 
 def read(directory: Path) -> Any:  # noqa: ANN401 - a Campaign
@@ -42,7 +52,7 @@ def read(directory: Path) -> Any:  # noqa: ANN401 - a Campaign
             "its script again, with the same name and store: it goes on from the trials there are."
         )
     try:
-        return cloudpickle.loads(path.read_bytes())
+        return pickle.loads(path.read_bytes())
     except Exception as error:  # whatever code of then does with the classes of now
         raise SearchError(
             f"{path} cannot be read here: {type(error).__name__}: {error}. Nothing was started, "

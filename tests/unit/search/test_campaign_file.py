@@ -4,6 +4,7 @@ import copy
 import inspect
 import io
 import pickle
+import subprocess
 import sys
 import threading
 import types
@@ -174,3 +175,53 @@ def test_one_of_another_version_says_what_to_do_and_stays_as_it_is(tmp_path, old
         campaign_file.read(tmp_path)
     assert "nothing that the campaign has found is lost" in str(raised.value)
     assert path.read_bytes() == old()
+
+
+WITHOUT_RAY = """
+import sys
+import elastix
+from ConfigSpace import ConfigurationSpace
+from elastix.search.executors.serial import Local
+
+def train(ctx):
+    ctx.report(score=ctx.config["x"])
+
+elastix.Campaign(
+    train,
+    space=ConfigurationSpace({"x": (0.0, 1.0)}),
+    metric="score",
+    budget=elastix.Budget(trials=2),
+    run=elastix.RunConfig(name="kept", store=sys.argv[1]),
+    executor=Local(),
+    quiet=True,
+).run()
+print("ray" in sys.modules)
+"""
+
+
+def test_a_campaign_in_its_own_process_does_not_import_ray(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(WITHOUT_RAY)
+    said = subprocess.run(
+        [sys.executable, str(script), str(tmp_path)], capture_output=True, text=True, check=True
+    )
+    assert said.stdout.split()[-1] == "False"
+    found = campaign_file.read(tmp_path / "runs" / "kept")
+    assert found.budget == elastix.Budget(trials=2)
+
+
+def test_what_ray_was_told_to_take_whole_is_taken_where_ray_is_in_use(tmp_path, monkeypatch):
+    import ray
+
+    module = types.ModuleType("told_of_to_ray")
+    exec("def train(ctx): pass", vars(module))
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    ray.cloudpickle.register_pickle_by_value(module)
+    try:
+        made = campaign(tmp_path)
+        made._train = module.train
+        campaign_file.keep(made, tmp_path)
+    finally:
+        ray.cloudpickle.unregister_pickle_by_value(module)
+    monkeypatch.delitem(sys.modules, module.__name__)
+    assert campaign_file.read(tmp_path)._train.__name__ == "train"
