@@ -12,7 +12,7 @@ import json
 import math
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, Protocol, Self, runtime_checkable
@@ -200,7 +200,7 @@ class Trial:
     def to_json(self) -> dict[str, Any]:
         """Plain values; `from_json` is the inverse. Infinite and NaN losses survive."""
         return {  # not asdict, which copies deeply: this is done for every change of every trial
-            **vars(self),
+            **{name: getattr(self, name) for name in _FIELDS},  # vars() would stay in memory
             "suggestion": self.suggestion.to_json(),
             "losses": [repr(loss) for loss in self.losses],
         }
@@ -230,6 +230,9 @@ class Trial:
                 "metrics": _as_last(values.get("metrics", {}), results),
             }
         )
+
+
+_FIELDS = tuple(each.name for each in fields(Trial))
 
 
 def _with_common_names(values: Mapping[str, Any]) -> dict[str, Any]:
