@@ -144,7 +144,7 @@ def _state(trial: "Trial", at_work: bool) -> str:
 
 
 def _resume(name: str, store: str, given: Mapping[str, float | None], *, quiet: bool) -> "Results":
-    from elastix.search.executors import campaign_file  # it needs Ray
+    from elastix.search.executors import campaign_file  # slow to import
     from elastix.search.results import Results
 
     Results.open(store, name)  # or says which campaigns there are

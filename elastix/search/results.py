@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from copy import deepcopy
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -282,6 +283,10 @@ class Results(Sequence[Trial]):
             return []
         return [self._best(scored[i]) for i in fronts([t.losses for t in scored])[0]]
 
+    @cached_property  # it is asked of one trial after the other
+    def _by_number(self) -> Mapping[int, Trial]:
+        return {trial.number: trial for trial in self.trials}
+
     def schedule(self, number: int) -> list[Stretch]:
         """Under which configurations a trial's model was trained, the first one first.
 
@@ -292,7 +297,7 @@ class Results(Sequence[Trial]):
         Raises:
             NotFound: there is no such trial, or one that it goes on from was removed.
         """
-        known = {trial.number: trial for trial in self.trials}
+        known = self._by_number
         if number not in known:
             raise NotFound(f"{self.facts.get('name')!r} has no trial {number!r}.")
         line = [known[number]]
@@ -321,7 +326,7 @@ class Results(Sequence[Trial]):
         Raises:
             NotFound: there is no such trial.
         """
-        if number not in {trial.number for trial in (*self.trials, *self.reranked)}:
+        if number not in self._by_number and number not in {t.number for t in self.reranked}:
             raise NotFound(f"{self.facts.get('name')!r} has no trial {number!r}.")
         with readable(Path(self.store)):
             return seed_of(self.facts, number)
