@@ -51,17 +51,17 @@ class Case:
     _latest: Latest | None = field(default=None, init=False, repr=False)  # of `results`
 
     @property
-    def results(self) -> dict[int, Mapping[str, Any]]:
-        """Its reports by their place, from 0."""
+    def results(self) -> Mapping[int, Mapping[str, Any]]:
+        """Its reports by their place, from 0; `report` adds to them."""
         known = self._results
         return dict(enumerate(self.trial.results)) if known is None else known
 
     @results.setter
-    def results(self, results: dict[int, Mapping[str, Any]]) -> None:
-        self._results, self._latest = results, None
+    def results(self, results: Mapping[int, Mapping[str, Any]]) -> None:
+        self._results, self._latest = dict(results), None
 
     def close(self) -> None:
-        """It is final. What its trial holds is not held beside: there may be very many."""
+        """It is over, or has paused. What its trial holds is not held beside: there may be many."""
         self._latest = None
         if self._results is not None and sorted(self._results) == [*range(len(self._results))]:
             self._results = None
@@ -85,12 +85,11 @@ class Case:
 
     def report(self, seq: int, metrics: Mapping[str, Any]) -> Latest:
         """One more of its reports; the last values of all up to it. Those after it are void."""
-        results = self.results
-        if seq in results:
-            results = {n: found for n, found in results.items() if n < seq}
-            self._latest = None
+        results = self._results
+        if results is None or seq in results:
+            results = {n: found for n, found in self.results.items() if n < seq}
+            self._results, self._latest = results, None
         latest = self._latest = self._latest or Latest(results)
-        self._results = results
         results[seq] = metrics
         latest.add(seq, metrics)
         if seq == latest.seq:
@@ -228,6 +227,7 @@ class TrialBook:
         if trial.state.is_final:
             self._done += 1
             case.done = self._done
+        if trial.state.is_final or trial.state is TrialState.PAUSED:
             case.close()
         self._news.changed[trial.number] = case
 

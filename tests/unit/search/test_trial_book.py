@@ -168,7 +168,8 @@ def test_states_are_written_when_it_is_time_and_something_has_changed(desk):
     assert written()
 
 
-def test_a_trial_that_is_over_holds_its_reports_once(desk):
+@pytest.mark.parametrize("state", [TrialState.FINISHED, TrialState.PAUSED])
+def test_a_trial_that_is_over_or_paused_holds_its_reports_once(desk, state):
     desk.book.add(suggestion(0.1))
     case = desk.book.cases[0]
     reports = tuple({"score": n / 10} for n in range(3))
@@ -176,11 +177,13 @@ def test_a_trial_that_is_over_holds_its_reports_once(desk):
         assert case.says_new(seq, metrics)
         case.report(seq, metrics)
     held = case.results
-    desk.book.change(case, case.trial.but(state=TrialState.FINISHED, results=reports))
+    desk.book.change(case, case.trial.but(state=state, results=reports))
     assert case.results == held == dict(enumerate(reports))
     assert case.results is not held
     assert not case.says_new(2, {"score": 0.2})
     assert case.says_new(3, {"score": 0.3})
+    case.report(3, {"score": 0.3})
+    assert [*case.results] == [0, 1, 2, 3]
 
 
 def test_of_a_trial_that_lacks_a_report_places_are_kept(desk):

@@ -115,7 +115,7 @@ def test_who_was_the_best_at_a_rung_is_compared_by_what_it_has_come_to_since(mak
     first, second = desk.runs(0.9, rung=1), desk.runs(0.7)
     desk.ends(first, "paused")
     desk.ends(second, "finished")
-    first.results[1] = {"score": 0.5}
+    first.report(1, {"score": 0.5})
     desk.ends(first, "finished")
     desk.ends(desk.runs(0.8), "finished")
     assert [event.best for event in desk.said(TrialEnded)] == [True, False, False, True]
