@@ -128,7 +128,8 @@ def _has_no_bytes(tensor: torch.Tensor) -> bool:
     from torch._subclasses.fake_tensor import FakeTensor
     from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-    if isinstance(tensor, FakeTensor) or is_traceable_wrapper_subclass(tensor):
+    made_up: bool = is_traceable_wrapper_subclass(tensor)
+    if made_up or isinstance(tensor, FakeTensor):
         return True
     if tensor.layout != torch.strided or tensor.is_meta or tensor.numel() == 0:
         return False
