@@ -6,7 +6,16 @@ import subprocess
 import sys
 
 import pytest
-from ConfigSpace import Beta, Categorical, ConfigurationSpace, Float, Integer, Normal
+from ConfigSpace import (
+    Beta,
+    Categorical,
+    ConfigurationSpace,
+    EqualsCondition,
+    Float,
+    ForbiddenEqualsClause,
+    Integer,
+    Normal,
+)
 
 import elastix
 from elastix.errors import ConfigError
@@ -427,6 +436,21 @@ class TestDeepHyper(SearcherContract):
             searcher.tell([Trial(number, asked, TrialState.FINISHED, (float(number),))])
         assert set(found) == {(repr(choice), n) for choice in choices for n in (1, 2)}
         assert searcher.ask(1) == []
+
+    @pytest.mark.parametrize("n", [1, 3])
+    def test_inactive_values_that_it_would_refuse_itself_end_nothing(self, n):
+        kind = Categorical("kind", ["without", "with"])
+        rate = Float("rate", (0.03, 3.0), log=True)  # 10 ** log10(0.03) is less than 0.03
+        many = Integer("many", (1, 9))
+        space = ConfigurationSpace(space=[kind, rate, many])
+        space.add(EqualsCondition(rate, kind, "with"), EqualsCondition(many, kind, "with"))
+        space.add(ForbiddenEqualsClause(many, 1), Integer("width", (1, 1000)))
+        searcher = deephyper.DeepHyper(initial=4)
+        searcher.start(space)
+        trials = drive(searcher, lambda c: (c["width"] + 1e4 * (c["kind"] == "with"),), 6)
+        assert {trial.config["kind"] for trial in trials} == {"without", "with"}
+        proposed = searcher._propose(n)
+        assert [config["kind"] for config in proposed] == ["without"] * n
 
     def test_trials_that_take_long_are_worth_a_longer_thought(self):
         assert elastix.DeepHyper().acq_optimizer == "sampling"

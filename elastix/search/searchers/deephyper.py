@@ -26,7 +26,7 @@ from deephyper.skopt.optimizer.optimizer import is_not_improving
 
 from elastix.arguments import checked, require
 from elastix.errors import ConfigError
-from elastix.search.config_values import BELLS, choices, generator, plain
+from elastix.search.config_values import BELLS, Parameter, active, choices, generator, plain
 from elastix.search.pareto import furthest
 from elastix.search.searchers.search_history import HistoryOnceStarted, SearchHistory
 from elastix.search.space import Space
@@ -206,6 +206,7 @@ class DeepHyper:
             search._setup_optimizer()
             names = self._problem.hyperparameter_names
             search._opt.sampled.extend([values[name] for name in names] for values, _ in results)
+            self._take_inactive(search._opt.space)
             self._refine(search._opt)
             search.tell(results)
             asked = search.ask(n)
@@ -216,6 +217,25 @@ class DeepHyper:
             ):  # not allowed; what is gets the space's own 1, for NumPy's 1.0
                 found.append(history.space.check(history.space.from_flat(values)))
         return found
+
+    def _take_inactive(self, space: Any) -> None:  # noqa: ANN401 - DeepHyper's
+        """Have it take what it has found also where it would refuse inactive values.
+
+        It gives them the lower bound. On a logarithmic scale that may come back a little lower, as
+        0.03 does, and forbidden clauses may be about it.
+        """
+        deactivate = space.deactivate_inactive_dimensions
+        flat, names = self.history.space.flat, space.dimension_names
+
+        def taken(point: list[Any]) -> list[Any]:
+            try:
+                return list(deactivate(point))
+            except ValueError:  # as ConfigSpace's errors are
+                found = dict(zip(names, point, strict=True))
+                values = active(flat, lambda name: _within(flat[name], found[name]))
+                return [values.get(name, self._inactive[name]) for name in names]
+
+        space.deactivate_inactive_dimensions = taken
 
     def _refine(self, optimizer: Any) -> None:  # noqa: ANN401 - DeepHyper's
         """Make the surrogate as fine as it would be if each result had been told by itself.
@@ -323,6 +343,14 @@ def _places(losses: Sequence[float], reach: Sequence[int | None]) -> list[float]
         tied = rank and (losses[ahead], reach[ahead]) == (losses[i], reach[i])
         found[i] = found[ahead] if tied else float(rank)
     return found
+
+
+def _within(hyperparameter: Parameter, value: Any) -> Any:  # noqa: ANN401 - of any kind
+    """The value, or the bound beyond which rounding has brought it."""
+    if choices(hyperparameter) is not None:
+        return value
+    bounds: Any = hyperparameter
+    return min(max(value, plain(bounds.lower)), plain(bounds.upper))
 
 
 def _far(reach: int | None) -> float:
