@@ -170,8 +170,8 @@ def _evenly(hyperparameter: Parameter, rng: RandomState) -> Any:  # noqa: ANN401
     listed = choices(hyperparameter)
     if listed is not None:
         return listed[int(rng.randint(0, len(listed)))]
-    low, high = hyperparameter.lower_vectorized, hyperparameter.upper_vectorized
-    return hyperparameter.to_value(rng.uniform(low, high))
+    bell: Any = hyperparameter
+    return _drawn(bell.to_uniform() if isinstance(bell, BELLS) else hyperparameter, rng)
 
 
 def is_uneven(hyperparameter: Parameter) -> bool:

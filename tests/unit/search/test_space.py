@@ -1,9 +1,11 @@
 import json
 import math
+from collections import Counter
 
 import pytest
 from ConfigSpace import (
     AndConjunction,
+    Beta,
     Categorical,
     ConfigurationSpace,
     Constant,
@@ -14,6 +16,7 @@ from ConfigSpace import (
     ForbiddenEqualsRelation,
     GreaterThanCondition,
     Integer,
+    Normal,
     NotEqualsCondition,
     OrdinalHyperparameter,
 )
@@ -127,6 +130,15 @@ def test_many_drawn_together_have_the_same_distribution():
         ]
 
     assert means(together) == pytest.approx(means(singly), abs=0.4)
+
+
+@pytest.mark.parametrize("distribution", [None, Normal(3, 0.3), Beta(2, 9)])
+def test_drawn_evenly_the_ends_of_a_range_are_as_likely_as_what_is_between(distribution):
+    space = Space([Integer("x", (0, 3), distribution=distribution)])
+    rng = generator(0)
+    drawn = Counter(space.sample(rng, evenly=True)["x"] for _ in range(2000))
+    assert sorted(drawn) == [0, 1, 2, 3]
+    assert all(abs(count - 500) < 100 for count in drawn.values()), drawn  # five times its spread
 
 
 def test_where_hardly_anything_is_valid_few_are_drawn_together():
