@@ -85,6 +85,7 @@ class _Rung:
     held: Ordered[tuple[float, int]] = field(default_factory=Ordered)
     paused: set[int] = field(default_factory=set)
     passed: set[int] = field(default_factory=set)
+    _order: list[int] | None = field(default=None, init=False, repr=False)  # of several objectives
 
     def put(self, number: int, losses: Losses) -> None:
         """It has come, or comes again; with other losses it is held no more."""
@@ -94,6 +95,7 @@ class _Rung:
         if number in self.losses:
             _take(self.ordered, self.losses[number], number)
         self.losses[number] = losses
+        self._order = None
         if _single(losses):
             self.ordered.add((losses[0], number))
 
@@ -128,9 +130,10 @@ class _Rung:
         return [number for number in self._ranked(count) if number in self.paused]
 
     def _ranked(self, count: int) -> list[int]:
-        numbers = sorted(self.losses)
-        ranked = [numbers[i] for i in order([self.losses[n] for n in numbers])]
-        return [n for n in ranked[:count] if all(map(math.isfinite, self.losses[n]))]
+        if self._order is None:  # a sort into fronts costs the square of their number
+            numbers = sorted(self.losses)
+            self._order = [numbers[i] for i in order([self.losses[n] for n in numbers])]
+        return [n for n in self._order[:count] if all(map(math.isfinite, self.losses[n]))]
 
 
 def _take(ordered: Ordered[tuple[float, int]], losses: Losses, number: int) -> None:

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from elastix.errors import ConfigError
-from elastix.search import ordered
+from elastix.search import ordered, rungs
 from elastix.search.pareto import crowding, dominates, fronts, furthest, order
 from elastix.search.rungs import Asha, Median, Rungs, Verdict
 from tests.instructions import instructions
@@ -239,6 +239,20 @@ def containers(value):
     """How many lists and tables: each is one more for Python's collector to look through."""
     parts = value.values() if isinstance(value, dict) else value
     return 1 + sum(containers(part) for part in parts if isinstance(part, dict | list | tuple))
+
+
+def test_several_objectives_are_sorted_once_for_each_report(monkeypatch):
+    """Whoever waits for trials asks again and again who may go on."""
+    sorts = []
+    monkeypatch.setattr(rungs, "order", lambda losses: sorts.append(len(losses)) or order(losses))
+    rule = Asha(first=1, eta=2, last=4)
+    for number in range(9):
+        rule.report(number, 1, (float(number), float(-number)))
+        asked = [rule.promotable() for _ in range(5)]
+        assert asked == asked[:1] * 5
+    assert sorts == list(range(1, 10))
+    rule.promote(asked[0][0])
+    assert asked[0][0] not in rule.promotable()
 
 
 def test_a_saved_state_has_no_more_lists_for_more_trials():
