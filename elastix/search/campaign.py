@@ -398,15 +398,13 @@ class Campaign:
 
     def _tidy(self, opener: StoreOpener, results: Results, database: TrialDatabase) -> None:
         """Name the best model, and let go of States that trials have gone beyond."""
-        # Who was stopped early may be better than all that have left one.
-        left = [found.ref for found in results.top() if found.ref is not None]
         try:
             with (
                 Store(self._run.store)
                 if isinstance(opener, StoreDirectory)
                 else opener.open() as store
             ):
-                for ref in left:
+                for ref in results.stored:
                     with suppress(NotFound):  # somebody has retired it
                         store.tag(f"{self.name}/best", ref)  # first: what is tagged stays
                         break

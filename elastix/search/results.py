@@ -9,6 +9,7 @@ from contextlib import contextmanager, suppress
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -249,11 +250,18 @@ class Results(Sequence[Trial]):
             count is None or (type(count) is int and count >= 0),
             f"count={count!r}: a whole number >= 0, or None.",
         )
-        ranked: list[Best] = []
+        return [self._best(trial) for trial in islice(self._ranked(), count)]
+
+    def _ranked(self) -> Iterator[Trial]:
+        """Those with a score; see `top`."""
         for group in (self.reranked, self.trials):
             scored = [trial for trial in group if trial.scored]
-            ranked += [self._best(scored[i]) for i in order([t.losses for t in scored])]
-        return ranked[:count]
+            yield from (scored[place] for place in order([trial.losses for trial in scored]))
+
+    @property
+    def stored(self) -> Iterator[Ref]:
+        """The models that trials have left, that of the best trial first."""
+        return (trial.ref for trial in self._ranked() if trial.ref is not None)
 
     def _best(self, trial: Trial) -> Best:
         values = self.objectives.values(trial.losses)
