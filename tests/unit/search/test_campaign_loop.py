@@ -336,6 +336,23 @@ def test_trials_that_fail_while_an_earlier_one_learns_are_no_end(tmp_path, monke
     assert sum(trial.epochs for trial in trials) == 122
 
 
+def test_epochs_of_failed_trials_count_and_those_of_an_attempt_that_is_made_again_do_not(tmp_path):
+    tries = Counter()
+
+    def play(work):
+        tries[work.number] += 1
+        good = work.number == 0 or (work.number == 1 and tries[1] == 2)
+        return [{"score": 0.5}] * 3, "finished" if good else "raised"
+
+    trials = Rig(tmp_path, play, slots=1, retries=1).run(Budget(epochs=9))
+    assert [(trial.state.value, trial.epochs) for trial in trials] == [
+        ("finished", 3),
+        ("finished", 3),
+        ("failed", 3),
+    ]
+    assert tries == {0: 1, 1: 2, 2: 2}
+
+
 def test_epochs_are_counted_on_by_the_next_run(tmp_path):
     """Also those of trials that were paused, which are not counted again when they go on."""
     rig = Rig(tmp_path, climbs(), rungs=lambda: Asha(first=1, eta=3, last=9), slots=1)
