@@ -23,6 +23,9 @@ from elastix.train.replica.sentinel import Rotation
 from elastix.train.replica.tracked_objects import TrackedObjects
 from elastix.train.replica.vote import StepVerdict, judge
 
+DONOR = "donor"
+"""In the metadata of a State that a worker gives to who comes later: for whose it vouches."""
+
 
 class StepChecks:
     """One worker's.
@@ -63,11 +66,6 @@ class StepChecks:
         So far as workers that hold something else were found in the step in hand, and not before.
         """
         return self._rotation.whole
-
-    def given(self, donor: int | None) -> None:
-        """This worker goes on from another one's State; None: from one that all began with."""
-        self._donor = donor
-        self.entered()
 
     def entered(self) -> None:
         """It is in the group, and compared with the others from now on."""
@@ -177,5 +175,7 @@ class StepChecks:
     def load_state_dict(self, meta: Mapping[str, Any]) -> None:
         """As a State's metadata have it; States of runs without a check have nothing of it."""
         self._rotation.load_state_dict(meta.get("sentinel", {}))
+        self._donor = meta.get(DONOR)
+        self.entered()
         if self._watch is not None:
             self._watch.load_state_dict(meta.get("guard", {}))

@@ -32,6 +32,7 @@ from elastix.train.replica.model_source import TrainedModel
 from elastix.train.replica.parts import WorkerParts
 from elastix.train.replica.replicated_events import Untold
 from elastix.train.replica.rounds import Finish
+from elastix.train.replica.step_checks import DONOR
 from elastix.train.replica.step_commits import StepCommits
 
 logger = logging.getLogger(__name__)
@@ -45,10 +46,8 @@ AT_BOUNDARY = "at_boundary"
 """In the metadata of a State: it was captured at a boundary, not before the first one."""
 UNTOLD = "untold"
 """In that of one that a worker gives another: events that the journal may not have."""
-DONOR = "donor"
-"""In that of one that a worker gives to who comes later: whose it is, of those that can say."""
 ASKED = "asked"
-"""In that of one too: the loader that was asked for a batch where it was captured."""
+"""In that of one for who comes later: the loader that was asked for a batch at that boundary."""
 PUT_BACK = (
     "the run goes on from a State, and the train function has changed %s between ctx.prepare and "
     "its first batch. That had been done when the State was captured, so it was undone. To change "
@@ -221,7 +220,6 @@ class WorkerState:
             own = self._tracked.capture({"step": state.meta["step"]}).clone()
             self._beginning = Beginning(own, self._tracked)
         self._steps.load_state_dict(state.meta)
-        self._steps.checks.given(state.meta.get(DONOR))
         self._group_asks = state.meta.get(ASKED)
         self._schedule.stored(state.meta["stored_step"])
         sequence, untold = state.meta[state_digests.SEQUENCE], state.meta.get(UNTOLD)

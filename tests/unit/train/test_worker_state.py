@@ -48,6 +48,7 @@ def of(parts_of_it, tracked, replicated):
     parts = SimpleNamespace(
         settings=SimpleNamespace(alone=False, crew=None, exact=False),
         driver=SimpleNamespace(watching=False, rank=0, check_within=lambda **_: None),
+        me=0,
         place=0,
         tracked=tracked,
         schedule=SimpleNamespace(stored=lambda _: None, stored_step=0),
@@ -65,7 +66,9 @@ def test_events_that_the_journal_may_not_have_go_with_the_state():
         )
         for first in (lambda: False, lambda: True)
     )
+    checks = SimpleNamespace(vouches_for=lambda me: me)
     steps = SimpleNamespace(step=3, load_state_dict=lambda _: None, state_dict=lambda: {"step": 3})
+    steps.checks = checks
     spans = BatchShares(loader=0, epoch=0, shares={4: ((0, 6),)}, owed=((6, 8),))
     event = StepCommitted(step=3, generation=2, world_size=1, batches=(spans,))
     mine.emit(event)
