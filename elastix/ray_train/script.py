@@ -123,6 +123,14 @@ class Script(LoneScript):
         Raises:
             ConfigError: it is not one of the group's, or the last batch was not one to train on.
         """
+        if not self.entered:
+            raise ConfigError(
+                f"{type(optimizer).__name__}.step() was called before a batch was drawn from a "
+                "loader that train.torch.prepare_data_loader gave, so this worker is in no group "
+                "and would train by itself. No step was made; the run ends. Give the DataLoader to "
+                "train.torch.prepare_data_loader, and write the loop over epochs as `for epoch in "
+                "loader.epochs(n):`."
+            )
         if not any(optimizer is known for known in self._known):
             raise ConfigError(
                 f"{type(optimizer).__name__}.step() was called, and the group knows nothing of "

@@ -121,6 +121,12 @@ def in_a_plain_loop():
         step(model, optimizer, x, y)
 
 
+def with_a_plain_loader():
+    model, optimizer, loader = set_up()
+    for x, y in DataLoader(loader.dataset, 6):
+        step(model, optimizer, x, y)
+
+
 def with_another_loader():
     model, optimizer, loader = set_up()
     for _ in loader.epochs(1):
@@ -175,6 +181,7 @@ def with_storage():
     ("loop", "says"),
     [
         (in_a_plain_loop, "for epoch in loader.epochs"),
+        (with_a_plain_loader, "Give the DataLoader to train.torch.prepare_data_loader"),
         (with_another_loader, "for epoch in loader.epochs"),
         (with_a_model_of_its_own, "not given to train.torch.prepare_model"),
         (with_two_optimizers_of_one_model, "train.track(first=..., second=...)"),
