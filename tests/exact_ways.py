@@ -4,7 +4,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.nn.utils import parametrizations
+from torch.optim import swa_utils
 from torch.utils.checkpoint import checkpoint
+from torch.utils.data import DataLoader
 
 import elastix
 from tests.trainables import Tied, Unused, accuracy, samples
@@ -295,6 +297,72 @@ def buffers_changed_between_steps(ctx):
     assert int(model.rounds) == ctx.step
 
 
+def averaged_weights(ctx):
+    """Of the last epochs, with the statistics of batch norm made anew for them at the end."""
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 48), nn.BatchNorm1d(48), nn.GELU())
+    model = nn.Sequential(model, nn.Dropout(0.1), nn.Linear(48, 10))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 3)
+    average, flat = swa_utils.AveragedModel(model), swa_utils.SWALR(optimizer, swa_lr=0.05)
+    ctx.prepare(model, average, optimizer, scheduler, flat)
+    for epoch in ctx.loader(samples(70), batch_size=24, slices=8).epochs(3):
+        for step in epoch:
+            for x, y in step:
+                F.cross_entropy(model(x), y).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        if epoch.number > 0:
+            average.update_parameters(model)
+            flat.step()
+        else:
+            scheduler.step()
+    swa_utils.update_bn(DataLoader(samples(70), batch_size=24), average)
+
+
+class ScheduleFree(torch.optim.Optimizer):
+    """As such optimizers do, it keeps other weights in the model to evaluate than to train."""
+
+    def __init__(self, parameters):
+        super().__init__(parameters, {"lr": 0.1, "steps": 0, "train_mode": False})
+
+    @torch.no_grad()
+    def turn(self, *, to_train):
+        for group in self.param_groups:
+            if group["train_mode"] != to_train:
+                for parameter in group["params"]:
+                    fast = self.state[parameter].get("fast", parameter)
+                    parameter.lerp_(fast, 0.1 if to_train else 1 - 1 / 0.9)
+            group["train_mode"] = to_train
+
+    @torch.no_grad()
+    def step(self):
+        for group in self.param_groups:
+            assert group["train_mode"]
+            group["steps"] += 1
+            part = 1 / group["steps"]
+            for parameter in group["params"]:
+                own = self.state[parameter]
+                fast = own.setdefault("fast", parameter.clone())
+                parameter.lerp_(fast, part)
+                parameter.add_(parameter.grad, alpha=group["lr"] * (0.9 * (1 - part) - 1))
+                fast.sub_(parameter.grad, alpha=group["lr"])
+
+
+def schedule_free(ctx):
+    """Weights change where an epoch begins and ends, and not if they have done so already."""
+    model = net()
+    model, optimizer = ctx.prepare(model, ScheduleFree(model.parameters()))
+    for epoch in ctx.loader(samples(70), batch_size=24, slices=8).epochs(3):
+        optimizer.turn(to_train=True)
+        for step in epoch:
+            for x, y in step:
+                F.cross_entropy(model(x), y).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        optimizer.turn(to_train=False)
+        ctx.evaluate(accuracy, samples(20), batch_size=6)
+
+
 def passing_buffers(ctx):
     """That are in no State: the loop moves one, and so does each forward pass another."""
     model = Tempered()
@@ -459,6 +527,8 @@ WORK = {
         noise_before_slices,
         noise_past_the_counters,
         buffers_changed_between_steps,
+        averaged_weights,
+        schedule_free,
         passing_buffers,
         observed_in_evaluation,
         models_of_no_state,

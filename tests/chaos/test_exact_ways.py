@@ -26,6 +26,8 @@ WAYS = [pytest.param(name, marks=[pytest.mark.slow] if name in SELDOM else []) f
     "gradients_kept",
     "noise_before_slices",
     "buffers_changed_between_steps",
+    "averaged_weights",
+    "schedule_free",
 )
 @pytest.mark.parametrize("name", WAYS)
 def test_the_bytes_are_those_of_a_quiet_run_of_one_worker(tmp_path, name):
@@ -52,8 +54,8 @@ def test_what_cannot_be_exact_is_refused(tmp_path, way):
     assert len(steps) <= 1 + later
 
 
-@pytest.mark.parametrize("way", ["passing_buffers", "warmed_up"])
-def test_who_comes_later_has_what_no_state_keeps(tmp_path, way):
+@pytest.mark.parametrize("way", ["passing_buffers", "warmed_up", "schedule_free"])
+def test_who_comes_later_ends_with_the_same_bytes(tmp_path, way):
     found = []  # the others wait for who comes in place of the lost one
     for kills in ([], [Kill(worker=1, phase="bucket", step=2)]):
         directory, train = tmp_path / str(len(kills)), with_kills(Way(way), kills)
