@@ -62,7 +62,7 @@ _REFUSED: Mapping[str, str] = {
     "parallelism_config": "Each worker has a whole replica; see docs/large-models.md",
     "auto_find_batch_size": "Workers would find different ones. Choose one",
     "load_best_model_at_end": (
-        "CheckpointConfig(best=..., keep_best=...) keeps the best States, and "
+        'CheckpointConfig(best="eval_loss", mode="min", keep_best=1) keeps the best State, and '
         "Result.model(build, best=True) gives the best model"
     ),
     "push_to_hub": "Push the model of the Result after the run",
