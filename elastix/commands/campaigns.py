@@ -163,19 +163,17 @@ def _chosen(results: "Results", top: int) -> "list[Trial]":
 
 
 def _failures(results: "Results", as_json: bool) -> None:
+    from elastix.search.trial import last_error  # not for --help
+
     found = [trial for trial in _chosen(results, 0) if trial.state == "failed"]
     values = [
         {"trial": t.number, "config": dict(t.config), "traceback": t.traceback} for t in found
     ]
-    rows = ((t.number, _last_line(t.traceback), _text(t)) for t in found)
+    errors = (last_error(t.traceback or "").partition("\n")[0] or "-" for t in found)
+    rows = ((t.number, error, _text(t)) for t, error in zip(found, errors, strict=True))
     print_table(as_json, values, ("trial", "error", "config"), rows)
     if found and not as_json:
         complain(f"\nthe first of them, trial {found[0].number}:\n{found[0].traceback}")
-
-
-def _last_line(traceback: str | None) -> str:
-    lines = (traceback or "").strip().splitlines()
-    return lines[-1] if lines else "-"
 
 
 def _overview(results: "Results", at_work: bool) -> dict[str, Any]:

@@ -189,7 +189,7 @@ class Trial:
             "epochs": f"{self.epochs:g}",
             "made from trial": self.suggestion.parent_number,
             **flatten(self.config, lists="blocks"),
-            "traceback": self.traceback and self.traceback.strip().splitlines()[-1],
+            "traceback": self.traceback and last_error(self.traceback).partition("\n")[0],
         }
         return facts(f"trial {self.number}: {self.state}", found.items())
 
@@ -481,3 +481,13 @@ def ask(searcher: Searcher, n: int) -> Sequence[Suggestion]:
                 f"JSON values: {error}. {advice}"
             ) from error
     return asked
+
+
+def last_error(traceback: str) -> str:
+    """What the last exception of a traceback says: all lines of its message, and its notes."""
+    lines = traceback.strip().splitlines()
+    frames = [at for at, line in enumerate(lines) if line.startswith('  File "')]
+    for at in range(frames[-1] if frames else len(lines), len(lines)):
+        if lines[at] and not lines[at][0].isspace():  # as its frames are
+            return "\n".join(lines[at:])
+    return lines[-1] if lines else ""

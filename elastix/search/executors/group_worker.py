@@ -31,6 +31,7 @@ from elastix.search.executors.in_process import Findings
 from elastix.search.executors.pool_worker import PoolWorker, Reports
 from elastix.search.executors.trial_memory import out_of_memory
 from elastix.search.model_sources import TrialModelSource
+from elastix.search.trial import last_error
 from elastix.train.on_ray.room import fit_on_nodes
 from elastix.train.on_ray.trainer import ElasticTrainer
 
@@ -125,7 +126,7 @@ class _Run:
         except KeyboardInterrupt:
             kind = EndedKind.HALTED
         except WorkerFailed as raised:
-            starved = out_of_memory(_first_line(raised))
+            starved = out_of_memory(_summary(raised))
             kind = EndedKind.STARVED if starved else EndedKind.RAISED
             trace, error = raised.traceback, raised
         except QuorumLost as raised:
@@ -149,7 +150,7 @@ class _Run:
             inherited=self._found.inherited,
             ignored=self._found.ignored,
             error=error if isinstance(error, ConfigError) or not trace else None,
-            summary=_first_line(error),
+            summary=_summary(error),
             traceback=trace,
             started_s=started_s,
             finished_s=started_s + time.monotonic() - began,  # clocks are set
@@ -200,9 +201,9 @@ def _epochs(account: Audit) -> float:
     return next((loader.samples / loader.length for loader in account.loaders), 0.0)
 
 
-def _first_line(error: BaseException | None) -> str:
+def _summary(error: BaseException | None) -> str:
     if error is None:
         return ""
     if isinstance(error, WorkerFailed):
-        return error.traceback.strip().splitlines()[-1] if error.traceback else str(error)
+        return last_error(error.traceback) or str(error)
     return str(error)

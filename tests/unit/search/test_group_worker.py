@@ -4,7 +4,7 @@ import cloudpickle
 import pytest
 
 from elastix.config import CheckpointConfig, FailureConfig, ScalingConfig
-from elastix.errors import ConfigError, ControllerLost, QuorumLost
+from elastix.errors import ConfigError, ControllerLost, QuorumLost, WorkerFailed
 from elastix.events import Reported, StateStored
 from elastix.observe.journal import Journal
 from elastix.search.executors import group_worker
@@ -163,3 +163,16 @@ def test_a_group_that_goes_back_has_reported_what_it_reports_last():
     run._watch([reported(0, 0.1), reported(1, 0.9), reported(2, 0.8), reported(1, 0.3)])
     assert run._found.results == {0: {"score": 0.1}, 1: {"score": 0.3}}
     assert [(news.seq, news.metrics["score"]) for news in told.since(0)[1]][-1] == (1, 0.3)
+
+
+def test_want_of_memory_is_seen_in_an_error_that_has_notes(tmp_path, monkeypatch):
+    """Of a traceback the last line alone was looked at: such a trial had failed for good."""
+    trace = 'Traceback (most recent call last):\n  File "x.py", line 3, in train\n    step()\n'
+    trace += "MemoryError: Unable to allocate 7.45 GiB\nin batch 3\n"
+    error = WorkerFailed("the train function raised", traceback=trace)
+    monkeypatch.setattr(group_worker, "ElasticTrainer", Raises(error, BEGAN))
+    settings = (ScalingConfig(), CheckpointConfig(), FailureConfig(), str(tmp_path))
+    work = Work(number=7, name="a-00007", config={}, seed=2)
+    ended = _Run(work, Reports(), lambda: False).carry_out(print, *settings, worker="w")
+    assert ended.kind is EndedKind.STARVED
+    assert ended.summary == "MemoryError: Unable to allocate 7.45 GiB\nin batch 3"
