@@ -376,11 +376,12 @@ class ScalingMeasured:
 
     def _of_cores(self) -> Iterator[str]:
         over = [str(size.workers) for size in self.sizes if self.oversubscribed(size)]
+        beside = any(size.ddp is not None for size in self.sizes)
         if over:
             yield (
                 f"This machine has {self.cores} usable core{'s' * (self.cores != 1)}: with "
                 f"{', '.join(over)} workers they are shared, and efficiency says nothing about "
-                "scaling. The comparison with DDP holds, as both had the same cores."
+                "scaling." + " The comparison with DDP holds, as both had the same cores." * beside
             )
 
     def _of_batches(self) -> Iterator[str]:

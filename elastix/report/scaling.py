@@ -133,7 +133,7 @@ def _figures(found: ScalingMeasured) -> list[Figure]:
     ideal = _line("in proportion", "@muted", [(s.workers, first * s.workers) for s in sizes])
     ideal["line"] = {"color": "@muted", "dash": "dot"}
     x = axis("workers", dtick=1)
-    drawn = figure([*lines, ideal], xaxis=x, yaxis=axis("samples/s", rangemode="tozero"))
+    drawn = figure([ideal, *lines], xaxis=x, yaxis=axis("samples/s", rangemode="tozero"))
     caption = "Samples a second by number of workers, undisturbed."
     return [Figure("rates", "Samples a second", caption, drawn, wide=True)]
 

@@ -257,6 +257,9 @@ def test_shared_cores_are_said_and_whole_ones_are_not():
     assert not any("says nothing about scaling" in note for note in scaling(sizes, cores=4).notes)
     (note,) = [n for n in scaling(sizes, cores=2).notes if "says nothing about scaling" in n]
     assert "2 usable cores: with 4 workers" in note
+    assert "DDP" not in note  # it was not measured
+    both = scaling([replace(size, ddp=rate(90.0)) for size in sizes], cores=2)
+    assert any("The comparison with DDP holds" in note for note in both.notes)
     assert scaling(sizes, cores=4, cpus=2.0).oversubscribed(sizes[1])
     assert scaling(sizes, cores=3, cpus=0.5).oversubscribed(sizes[1])  # each computes on a thread
 
