@@ -14,6 +14,7 @@ from elastix.commands.exit_codes import says
 from elastix.commands.output import AsJson, complain, print_table, undisturbed
 from elastix.commands.store_arguments import STORE, Folder, require_folder
 from elastix.errors import NotFound, StoreError
+from elastix.observe.event_text import last_error
 
 if TYPE_CHECKING:
     from elastix.search.results import Best, Results
@@ -163,14 +164,11 @@ def _chosen(results: "Results", top: int) -> "list[Trial]":
 
 
 def _failures(results: "Results", as_json: bool) -> None:
-    from elastix.search.trial import last_error  # not for --help
-
     found = [trial for trial in _chosen(results, 0) if trial.state == "failed"]
     values = [
         {"trial": t.number, "config": dict(t.config), "traceback": t.traceback} for t in found
     ]
-    errors = (last_error(t.traceback or "").partition("\n")[0] or "-" for t in found)
-    rows = ((t.number, error, _text(t)) for t, error in zip(found, errors, strict=True))
+    rows = ((t.number, last_error(t.traceback or "") or "-", _text(t)) for t in found)
     print_table(as_json, values, ("trial", "error", "config"), rows)
     if found and not as_json:
         complain(f"\nthe first of them, trial {found[0].number}:\n{found[0].traceback}")

@@ -166,3 +166,13 @@ def plain(text: str) -> str:
 def plain_lines(text: str) -> list[str]:
     """As `plain`, line by line."""
     return [plain(part.expandtabs(4)) for part in text.splitlines()]
+
+
+def last_error(traceback: str) -> str:
+    """What the last exception of a traceback says: all lines of its message, and its notes."""
+    lines = traceback.strip().splitlines()
+    frames = [at for at, line in enumerate(lines) if line.startswith('  File "')]
+    for at in range(frames[-1] if frames else len(lines), len(lines)):
+        if lines[at] and not lines[at][0].isspace():  # as its frames are
+            return "\n".join(lines[at:])
+    return lines[-1] if lines else ""

@@ -8,7 +8,7 @@ from typing import Any
 from rich.filesize import decimal
 
 from elastix.flat import flatten
-from elastix.observe.event_text import plain_lines
+from elastix.observe.event_text import last_error, plain_lines
 from elastix.observe.progress import duration, number
 from elastix.report.campaign_plots import campaign_figures
 from elastix.report.page import Cell, Failure, Section, Table, Tile
@@ -160,7 +160,7 @@ def _row(
     ran = None
     if trial.started_s is not None and trial.finished_s is not None:
         ran = trial.finished_s - trial.started_s
-    last = (trial.traceback or "").strip().splitlines()[-1:]
+    error = last_error(trial.traceback or "")
     share = trial.inherited
     return [
         Cell(str(trial.number), trial.number),
@@ -174,7 +174,7 @@ def _row(
         Cell(decimal(trial.peak_bytes) if trial.peak_bytes else "", trial.peak_bytes),
         Cell((trial.ref or "")[:12], trial.ref or ""),
         *(_known(config.get(name)) for name in names),
-        Cell(last[0] if last else "", last[0] if last else "", "bad" if last else ""),
+        Cell(error, error, "bad" if error else ""),
     ]
 
 

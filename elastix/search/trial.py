@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, Self, runtime_checkabl
 from elastix.errors import ConfigError, SearchError
 from elastix.flat import flatten
 from elastix.notebook import facts
+from elastix.observe.event_text import last_error
 from elastix.state import Ref
 
 if TYPE_CHECKING:
@@ -189,7 +190,7 @@ class Trial:
             "epochs": f"{self.epochs:g}",
             "made from trial": self.suggestion.parent_number,
             **flatten(self.config, lists="blocks"),
-            "traceback": self.traceback and last_error(self.traceback).partition("\n")[0],
+            "traceback": self.traceback and last_error(self.traceback),
         }
         return facts(f"trial {self.number}: {self.state}", found.items())
 
@@ -481,13 +482,3 @@ def ask(searcher: Searcher, n: int) -> Sequence[Suggestion]:
                 f"JSON values: {error}. {advice}"
             ) from error
     return asked
-
-
-def last_error(traceback: str) -> str:
-    """What the last exception of a traceback says: all lines of its message, and its notes."""
-    lines = traceback.strip().splitlines()
-    frames = [at for at, line in enumerate(lines) if line.startswith('  File "')]
-    for at in range(frames[-1] if frames else len(lines), len(lines)):
-        if lines[at] and not lines[at][0].isspace():  # as its frames are
-            return "\n".join(lines[at:])
-    return lines[-1] if lines else ""

@@ -25,13 +25,13 @@ from elastix.errors import (
     WorkerFailed,
 )
 from elastix.events import Event, Reported, WorkersMeasured
+from elastix.observe.event_text import last_error
 from elastix.observe.journal import read, read_only
 from elastix.search.executors.executor import Ended, EndedKind, TrainFunction, Work
 from elastix.search.executors.in_process import Findings
 from elastix.search.executors.pool_worker import PoolWorker, Reports
 from elastix.search.executors.trial_memory import out_of_memory
 from elastix.search.model_sources import TrialModelSource
-from elastix.search.trial import last_error
 from elastix.train.on_ray.room import fit_on_nodes
 from elastix.train.on_ray.trainer import ElasticTrainer
 

@@ -17,7 +17,7 @@ from elastix.events import (
     WorkerLost,
 )
 from elastix.observe import journal
-from elastix.observe.event_text import line
+from elastix.observe.event_text import last_error, line
 from elastix.observe.metric_series import Readings
 from elastix.report.compose import training_page
 from elastix.report.training import tell
@@ -144,3 +144,14 @@ def test_it_is_told_in_all_four_places(tmp_path, what):
     before = repr(training_page("r", tmp_path, tell(told[:-1]), None, BEGAN + 3))
     assert (reported or said) in page
     assert (reported or said) not in before
+
+
+def test_the_error_of_a_traceback_is_no_line_of_its_message():
+    """Torch ends what CUDA says with advice, and notes come last."""
+    frame = 'Traceback (most recent call last):\n  File "x.py", line 3, in f\n    g()\n    ^^^\n'
+    told = "torch.AcceleratorError: CUDA error: an illegal memory access\nFor debugging, wait\n"
+    assert last_error(f"{frame}{told}\n") == told.strip()
+    first = f"{frame}KeyError: 'a'\n\nDuring handling of the above exception:\n\n"
+    assert last_error(f"{first}{frame}ValueError") == "ValueError"
+    assert last_error("Traceback\nKeyError: 'x'") == "KeyError: 'x'"
+    assert last_error(" ") == ""

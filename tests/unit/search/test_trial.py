@@ -6,7 +6,7 @@ import pytest
 
 import elastix
 from elastix.search.campaign import _settled
-from elastix.search.trial import Objectives, Suggestion, Trial, TrialState, config_key, last_error
+from elastix.search.trial import Objectives, Suggestion, Trial, TrialState, config_key
 
 SUGGESTION = Suggestion({"lr": 0.1, "body": [{"op": "conv"}]}, elastix.Ref("a" * 64), 3)
 
@@ -139,14 +139,3 @@ def test_a_copy_of_a_suggestion_has_its_own_configuration_and_the_same_key():
     assert made.key is key
     made.config["body"][0]["op"] = "pool"
     assert known.config["body"][0]["op"] == "conv"
-
-
-def test_the_error_of_a_traceback_is_no_line_of_its_message():
-    """Torch ends what CUDA says with advice, and notes come last."""
-    frame = 'Traceback (most recent call last):\n  File "x.py", line 3, in f\n    g()\n    ^^^\n'
-    told = "torch.AcceleratorError: CUDA error: an illegal memory access\nFor debugging, wait\n"
-    assert last_error(f"{frame}{told}\n") == told.strip()
-    first = f"{frame}KeyError: 'a'\n\nDuring handling of the above exception:\n\n"
-    assert last_error(f"{first}{frame}ValueError") == "ValueError"
-    assert last_error("Traceback\nKeyError: 'x'") == "KeyError: 'x'"
-    assert last_error(" ") == ""
