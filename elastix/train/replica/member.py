@@ -41,7 +41,7 @@ from elastix.train.checkpoint import state_digests
 from elastix.train.checkpoint.saver import Saver
 from elastix.train.checkpoint.schedule import Schedule
 from elastix.train.control.messages import CaughtUp, Ready
-from elastix.train.replica import refusals, used_models
+from elastix.train.replica import refusals, unprepared_schedulers, used_models
 from elastix.train.replica.crew_mates import Mates
 from elastix.train.replica.exactness import (
     check_loader,
@@ -62,6 +62,7 @@ from elastix.train.replica.sliced_step import Step
 from elastix.train.replica.state_copies import StateCopies
 from elastix.train.replica.step_commits import StepCommits
 from elastix.train.replica.tracked_objects import TrackedObjects
+from elastix.train.replica.unprepared_schedulers import UnpreparedSchedulers
 from elastix.train.replica.worker_processes import WorkerProcesses
 from elastix.train.replica.worker_state import KeptState, WorkerState
 
@@ -145,6 +146,7 @@ class Member:
         inbox.on_urgent(self._heard_urgent)
         self._kept: Callable[[], KeptState | None] = _nothing
         self._computes_with = ""
+        self._schedulers = UnpreparedSchedulers()
         self._listeners: list[Callable[[str, int], None]] = []
 
     # ------------------------------------------------------------------ this worker's processes
@@ -361,6 +363,9 @@ class Member:
             self._steps.look_if_averaged(optimizer)
         else:
             self._outer.before_optimizer(optimizer)
+        forgotten = self._schedulers.look(optimizer, self._tracked.others.values())
+        if forgotten is not None and self.rank == 0:
+            logger.warning(unprepared_schedulers.UNPREPARED, forgotten)
 
     def track(self, objects: Mapping[str, Stateful]) -> None:
         """Make further objects part of the State, by name."""

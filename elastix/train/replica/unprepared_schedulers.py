@@ -1,0 +1,83 @@
+"""Schedulers of prepared optimizers that are no part of the State, and so begin anew with it.
+
+A worker that joins, and a run that goes on from a stored State, make them again and count from the
+beginning, while the others, or the run that went on, would be further. Torch marks the optimizers
+that schedulers are made for. All objects of the process are looked through, once, only for such an
+optimizer, and only if nothing in the State may be its scheduler or keep it.
+
+Not here: schedulers that are a part of the State (tracked_objects).
+"""
+
+import gc
+import weakref
+from collections.abc import Collection
+
+import torch
+from torch.optim.lr_scheduler import ExponentialLR, LRScheduler, StepLR
+
+from elastix.data.random_numbers import RandomState
+
+UNPREPARED = (
+    "a scheduler (%s) was given neither to ctx.prepare nor to ctx.track: in a worker that joins, "
+    "and in a run that is continued, it counts from the beginning again, so they train at other "
+    "rates. The run goes on. Give it to ctx.prepare with its optimizer."
+)
+
+
+class UnpreparedSchedulers:
+    """Those of one worker."""
+
+    def __init__(self) -> None:
+        self._seen: weakref.WeakKeyDictionary[
+            torch.optim.Optimizer, weakref.WeakKeyDictionary[LRScheduler, int]
+        ] = weakref.WeakKeyDictionary()
+        self._told = False
+
+    def look(self, optimizer: torch.optim.Optimizer, others: Collection[object]) -> str | None:
+        """A prepared optimizer is about to take a step, and `others` are in the State with it.
+
+        Returns:
+            The class of a scheduler that has moved on since the optimizer's first step here; once.
+        """
+        if self._told or not hasattr(optimizer.step, "_wrapped_by_lr_sched"):
+            return None
+        if any(_may_keep(other, optimizer) for other in others):
+            return None
+        seen = self._seen.get(optimizer)
+        if seen is None:
+            self._seen[optimizer] = _schedulers(optimizer)
+            return None
+        for scheduler, count in seen.items():
+            if getattr(scheduler, "_step_count", count) != count:
+                self._told = True
+                return type(scheduler).__name__
+        return None
+
+
+def _may_keep(other: object, optimizer: torch.optim.Optimizer) -> bool:
+    """Whether this is the optimizer's scheduler, or something of the user's that may hold it."""
+    if isinstance(other, LRScheduler):
+        return getattr(other, "optimizer", None) is optimizer
+    torchs = torch.optim.Optimizer | torch.amp.GradScaler | torch.nn.Module | RandomState
+    return not isinstance(other, torchs)
+
+
+def _schedulers(
+    optimizer: torch.optim.Optimizer,
+) -> weakref.WeakKeyDictionary[LRScheduler, int]:
+    """Those that were made for it, each with how often it has moved on."""
+    found = (other for other in gc.get_objects() if issubclass(type(other), LRScheduler))
+    return weakref.WeakKeyDictionary(
+        {
+            one: getattr(one, "_step_count", 0)
+            for one in found
+            if getattr(one, "optimizer", None) is optimizer and not _goes_by_rates(one)
+        }
+    )
+
+
+def _goes_by_rates(scheduler: LRScheduler) -> bool:
+    """Whether it goes by nothing but the optimizer's rates, which are in the State."""
+    return isinstance(scheduler, ExponentialLR) or (
+        isinstance(scheduler, StepLR) and scheduler.step_size == 1
+    )

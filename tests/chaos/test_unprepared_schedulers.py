@@ -1,0 +1,97 @@
+"""A scheduler that was forgotten in ctx.prepare begins anew in a joiner: that is said."""
+
+import logging
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from torch.optim import lr_scheduler
+from torch.utils.data import TensorDataset
+
+from elastix.testing.local import run_local
+
+HINT = "it counts from the beginning again"
+DATA = TensorDataset(torch.arange(24.0).reshape(24, 1) / 24)
+
+
+class Keeper:
+    """Of the user's; what it keeps, it knows itself."""
+
+    def __init__(self, scheduler):
+        self.kept = {"scheduler": scheduler}
+
+    def state_dict(self):
+        return self.kept["scheduler"].state_dict()
+
+    def load_state_dict(self, state):
+        self.kept["scheduler"].load_state_dict(state)
+
+
+def shrinking(optimizer):
+    return lr_scheduler.LambdaLR(optimizer, lambda count: 1 / (1 + count))
+
+
+def training(ctx, make=shrinking, tracked=None, *, moves=True):
+    handler = logging.FileHandler(Path(ctx.config["log"], f"{ctx.worker}.log"))
+    logging.getLogger("elastix").addHandler(handler)
+    torch.manual_seed(1)
+    model = nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
+    scheduler = make(optimizer)
+    ctx.prepare(model, optimizer)
+    if tracked is not None:
+        ctx.track(scheduler=tracked(scheduler))
+    for epoch in ctx.loader(DATA, 8).epochs(2):
+        for (x,) in epoch:
+            optimizer.zero_grad()
+            model(x).square().mean().backward()
+            optimizer.step()
+        if moves:
+            scheduler.step()
+
+
+def forgotten(ctx):
+    training(ctx)
+
+
+def forgotten_in_sequence(ctx):
+    def make(optimizer):
+        one, other = shrinking(optimizer), shrinking(optimizer)
+        return lr_scheduler.SequentialLR(optimizer, [one, other], [3])
+
+    training(ctx, make)
+
+
+def tracked(ctx):
+    training(ctx, tracked=lambda scheduler: scheduler)
+
+
+def kept_by_another(ctx):
+    training(ctx, tracked=Keeper)
+
+
+def never_moved(ctx):
+    training(ctx, moves=False)
+
+
+def by_the_rate_alone(ctx):
+    """Which is in the State: a joiner has it with the optimizer."""
+    training(ctx, lambda optimizer: lr_scheduler.StepLR(optimizer, 1, 0.7))
+
+
+@pytest.mark.parametrize(
+    ("train", "said"),
+    [
+        (forgotten, 1),
+        (forgotten_in_sequence, 1),
+        (tracked, 0),
+        (kept_by_another, 0),
+        (never_moved, 0),
+        (by_the_rate_alone, 0),
+    ],
+)
+def test_a_scheduler_that_is_in_no_state_is_named_once(tmp_path, train, said):
+    run_local(train, 2, config={"log": str(tmp_path)}, directory=tmp_path / "run")
+    lines = [line for log in tmp_path.glob("*.log") for line in log.read_text().splitlines()]
+    assert sum(HINT in line for line in lines) == said
