@@ -1,4 +1,7 @@
-"""A scheduler that was forgotten in ctx.prepare begins anew in a joiner: that is said."""
+"""A scheduler that was forgotten in ctx.prepare begins anew in a joiner: that is said.
+
+An exact run ends there: it would not have the bytes of a quiet one.
+"""
 
 import logging
 from pathlib import Path
@@ -9,6 +12,7 @@ from torch import nn
 from torch.optim import lr_scheduler
 from torch.utils.data import TensorDataset
 
+from elastix.errors import ConfigError
 from elastix.testing.local import run_local
 
 HINT = "it counts from the beginning again"
@@ -42,10 +46,11 @@ def training(ctx, make=shrinking, tracked=None, *, moves=True):
     ctx.prepare(model, optimizer)
     if tracked is not None:
         ctx.track(scheduler=tracked(scheduler))
-    for epoch in ctx.loader(DATA, 8).epochs(2):
-        for (x,) in epoch:
+    for epoch in ctx.loader(DATA, 8, slices=2).epochs(2):
+        for step in epoch:
             optimizer.zero_grad()
-            model(x).square().mean().backward()
+            for (x,) in step:
+                model(x).square().mean().backward()
             optimizer.step()
         if moves:
             scheduler.step()
@@ -95,3 +100,18 @@ def test_a_scheduler_that_is_in_no_state_is_named_once(tmp_path, train, said):
     run_local(train, 2, config={"log": str(tmp_path)}, directory=tmp_path / "run")
     lines = [line for log in tmp_path.glob("*.log") for line in log.read_text().splitlines()]
     assert sum(HINT in line for line in lines) == said
+
+
+@pytest.mark.parametrize("train", [forgotten, forgotten_in_sequence])
+def test_an_exact_run_with_a_scheduler_that_is_in_no_state_ends(tmp_path, train):
+    with pytest.raises(ConfigError, match="neither to ctx.prepare nor to ctx.track"):
+        run_exactly(train, tmp_path)
+
+
+@pytest.mark.parametrize("train", [tracked, kept_by_another, never_moved, by_the_rate_alone])
+def test_an_exact_run_whose_schedulers_are_in_its_state_does_not(tmp_path, train):
+    run_exactly(train, tmp_path)
+
+
+def run_exactly(train, folder):
+    run_local(train, 2, config={"log": str(folder)}, directory=folder / "run", exact=True)

@@ -364,6 +364,8 @@ class Member:
         else:
             self._outer.before_optimizer(optimizer)
         forgotten = self._schedulers.look(optimizer, self._tracked.others.values())
+        if forgotten is not None and self.settings.exact:
+            raise unprepared_schedulers.refused(forgotten)
         if forgotten is not None and self.rank == 0:
             logger.warning(unprepared_schedulers.UNPREPARED, forgotten)
 

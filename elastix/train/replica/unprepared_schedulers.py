@@ -16,12 +16,23 @@ import torch
 from torch.optim.lr_scheduler import ExponentialLR, LRScheduler, StepLR
 
 from elastix.data.random_numbers import RandomState
+from elastix.errors import ConfigError
 
 UNPREPARED = (
     "a scheduler (%s) was given neither to ctx.prepare nor to ctx.track: in a worker that joins, "
     "and in a run that is continued, it counts from the beginning again, so they train at other "
     "rates. The run goes on. Give it to ctx.prepare with its optimizer."
 )
+
+
+def refused(kind: str) -> ConfigError:
+    """With exact=True, one of this class."""
+    return ConfigError(
+        f"RunConfig(exact=True) and a scheduler ({kind}) that was given neither to ctx.prepare nor "
+        "to ctx.track: in a worker that joins, and in a run that is continued, it counts from the "
+        "beginning again, so what comes out depends on which workers are lost. The step was not "
+        "taken; the run ends. Give it to ctx.prepare with its optimizer, or leave exact out."
+    )
 
 
 class UnpreparedSchedulers:
