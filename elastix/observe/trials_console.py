@@ -302,12 +302,11 @@ class TrialsConsole:
         self._tally[state] += 1
 
     def _trials(self, under_way: str = "running") -> str:
-        parts = [f"{self._done()} done"]
+        failed = self._tally["failed"]
+        parts = [f"{self._done()} done" + (f" ({failed} failed)" if failed else "")]
         if self._running or under_way == "running":
             parts.append(f"{len(self._running)} {under_way}")
-        parts += [
-            f"{self._tally[s]} {s}" for s in ("paused", "failed", "refused") if self._tally[s]
-        ]
+        parts += [f"{self._tally[s]} {s}" for s in ("paused", "refused") if self._tally[s]]
         if controls := sum(self._controls.values()):
             parts.append(f"{controls} from scratch")
         again = ((self._lost, "lost"), (self._raised, "raised"), (self._starved, "starved"))

@@ -200,6 +200,7 @@ def test_a_log_has_what_matters_and_a_summary_each_half_minute():
     assert " <- " in text
     assert "inherited " in text
     assert text.count(" failed: RuntimeError") == 3
+    assert " done (3 failed) " in text  # they are among those that are done
     assert "campaign show nas-1 --store runs/store --failed\n" in text
     assert "lost: died; it starts again" in text
     assert all("store 1.2 GB (dedup 6.3x)" in line for line in summaries[1:])
