@@ -176,7 +176,9 @@ def write(page: Page, path: Path) -> None:
     text = render(page)
     beside = path.parent / f".{path.name}.{os.getpid()}"  # Path(".") has no name
     try:
-        if path.exists() and not path.is_file():  # /dev/stdout would be a file from then on
+        # /dev/stdout would be a file from then on; of `> FILE` it is a link to an open one.
+        opened = path.is_symlink() and Path("/proc") in path.readlink().parents
+        if opened or (path.exists() and not path.is_file()):
             raise OSError("it is a folder or a device, and no file")
         path.parent.mkdir(parents=True, exist_ok=True)
         beside.write_text(text, "utf-8", "backslashreplace")  # half a character has no bytes

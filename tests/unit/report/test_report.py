@@ -432,12 +432,17 @@ def test_a_page_takes_the_place_of_files_alone(tmp_path):
     """--out /dev/stdout put a file in its place, for the whole machine if this user may."""
     (tmp_path / "folder").mkdir()
     os.mkfifo(tmp_path / "pipe")
-    there = set(tmp_path.iterdir())
     page = training_page("r", "s", tell(run_events(steps=20, ended=False)), None, BEGAN)
-    for path in (tmp_path / "folder", tmp_path / "folder" / "..", tmp_path / "pipe", Path()):
-        with pytest.raises(StoreError, match=r"could not be written to .*: it is a folder"):
-            write(page, path)
-    assert set(tmp_path.iterdir()) == there
+    with (tmp_path / "redirected").open("w") as file:
+        stdout = tmp_path / "stdout"  # as /dev/stdout is after `> redirected`
+        stdout.symlink_to(f"/proc/self/fd/{file.fileno()}")
+        there = set(tmp_path.iterdir())
+        folder = tmp_path / "folder"
+        for path in (folder, folder / "..", tmp_path / "pipe", stdout, Path()):
+            with pytest.raises(StoreError, match=r"could not be written to .*: it is a folder"):
+                write(page, path)
+        assert set(tmp_path.iterdir()) == there
+        assert stdout.is_symlink()
     assert stat.S_ISFIFO((tmp_path / "pipe").stat().st_mode)
 
 
