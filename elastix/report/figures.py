@@ -50,8 +50,11 @@ def axis(title: str, **more: Any) -> dict[str, Any]:  # noqa: ANN401 - what plot
 
 
 def metric_axis(title: str = "") -> dict[str, Any]:
-    """An axis of values that users report: 0.0005 and 2e-7, which plotly calls 500μ and 200n."""
-    return axis(title, tickformat="~g")
+    """An axis of values that users report: 0.0005 and 2e-7, which plotly calls 500μ and 200n.
+
+    With nine digits at most: a loss that hardly moves would have the same six at every tick.
+    """
+    return axis(title, tickformat=".9~g")
 
 
 def stacked(*parts: object) -> Markup:

@@ -338,15 +338,18 @@ def test_choices_are_shown_as_they_are_at_parallel_coordinates():
     assert kind["ticktext"] == ["<c>", 'a "b"']
 
 
-def test_small_values_of_a_metric_have_no_prefix():
-    """Plotly's own ticks say 500μ for a loss of 0.0005."""
+def test_small_values_of_a_metric_have_no_prefix_and_near_ones_are_told_apart():
+    """Plotly's own ticks say 500μ for a loss of 0.0005, and six digits 2.30259 at all of a plot."""
     told = tell([*run_events(steps=20), Reported(t=BEGAN + 9, seq=9, step=20, metrics={"x": 5e-4})])
     plots = [figure for figure in training_figures(told) if figure.id.startswith("curve-")]
     plots += [f for f in campaign_figures(campaign()) if f.id not in ("importance", "parallel")]
     plots = [plot for plot in plots if plot.id != "lineage"]
     assert len(plots) > 4
     for plot in plots:
-        assert plot.figure["layout"]["yaxis"]["tickformat"] == "~g"
+        shown = plot.figure["layout"]["yaxis"]["tickformat"].replace("~", "")  # as Python has it
+        ticks = (5e-4, 2e-10, 2.3025851, 2.3025852, 12345685)
+        assert [float(format(tick, shown)) for tick in ticks] == [*ticks]
+        assert format(5e-4, shown) == "0.0005"
 
 
 def test_a_campaign_without_a_score_has_a_page_and_no_plots():
