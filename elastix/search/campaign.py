@@ -289,8 +289,11 @@ class Campaign:
                     self._warn_of_namesake(store)
             executor = self._executor or self._pool()
             try:
+                if self._executor is not None:
+                    self._keep_recipe(directory)  # with it as it was given, and not open
                 executor.open(self._train)
-                self._keep_recipe(directory)
+                if self._executor is None:
+                    self._keep_recipe(directory)  # what it cannot pickle was refused by name
                 return self._carry_out(database, searcher, executor, facts, same)
             finally:
                 executor.close()

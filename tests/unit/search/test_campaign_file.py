@@ -87,6 +87,22 @@ def test_the_command_line_goes_on_where_the_campaign_ran(tmp_path):
     assert len(kept.again(budget=budget, store=str(tmp_path), quiet=True).run()) == 5
 
 
+class Opened(Local):
+    """Where it is open it holds what cannot be pickled, as a pool of threads would be."""
+
+    def open(self, train):
+        super().open(train)
+        self.lock = threading.Lock()
+
+
+def test_an_executor_is_kept_as_it_was_given_and_not_open(tmp_path, caplog):
+    campaign(tmp_path, executor=Opened()).run()
+    assert "cannot be pickled" not in caplog.text
+    kept = campaign_file.read(tmp_path / "runs" / "kept")._arguments()["executor"]
+    assert type(kept) is Opened
+    assert not hasattr(kept, "lock")
+
+
 def test_the_command_line_refuses_where_it_cannot_go_on_as_the_campaign_ran(tmp_path, caplog):
     assert len(campaign(tmp_path, executor=Unpicklable()).run()) == 3
     assert "cannot pickle '_thread.lock'" in caplog.text
