@@ -16,7 +16,7 @@ _FILE = "campaign.pkl"
 
 
 def keep(campaign: Any, directory: Path) -> None:  # noqa: ANN401 - a Campaign, imported above us
-    """Write it, whole or not at all. One that cannot be pickled leaves the file as it was."""
+    """Write it, whole or not at all. One that cannot be pickled leaves none: not an older one."""
     try:
         pickled = _pickler().dumps(campaign)
     except (pickle.PicklingError, TypeError, AttributeError, ValueError, RuntimeError) as error:
@@ -25,6 +25,7 @@ def keep(campaign: Any, directory: Path) -> None:  # noqa: ANN401 - a Campaign, 
             "resume` cannot.",
             error,
         )
+        (directory / _FILE).unlink(missing_ok=True)
         return
     keep_code(directory / _FILE, pickled)
 

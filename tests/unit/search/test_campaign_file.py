@@ -126,6 +126,7 @@ def test_what_cannot_be_pickled_is_told_of_and_the_campaign_runs(tmp_path, caplo
         def __reduce__(self):
             raise error("a part of it is another one")
 
+    campaign_file.keep("as it was before", tmp_path)
     campaign_file.keep(Logger(), tmp_path)
     assert "a part of it is another one" in caplog.text
     with pytest.raises(NotFound):
