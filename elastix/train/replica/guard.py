@@ -107,7 +107,7 @@ class Watch:
         self._metric = _Spread(guard)
         self._void: deque[int] = deque(maxlen=guard.most + 1)
         self._steps = 0
-        self._batch = 0  # the first step on a batch whose last ones did not count
+        self._further = 0  # passes that did not count either, on the batch of the last one
 
     def judge(self, norm: float | None, metric: float | None) -> Alarm | None:
         """What is wrong with a step; None if it may count. Changes nothing.
@@ -133,18 +133,19 @@ class Watch:
     def voided(self, step: int, alarm: Alarm, *, again: bool = False) -> TrainingUnstable | None:
         """A step does not count; the error that ends the run if that was once too often.
 
-        Passes on one batch that do not count count as one, as far as a loop comes to an end.
+        Passes on one batch that do not count count as one, as far as a loop comes to an end. They
+        are one step of the window, too: however many there are on each batch, if all batches are
+        bad the window has more than `most`.
 
         Args:
             step: the number that it would have had.
             alarm: why.
             again: it is a further pass on the batch of the last one that did not count.
         """
-        self._steps += 1
-        if not again:
-            self._batch = self._steps
-        elif self._steps - self._batch < _PASSES:
+        self._further = self._further + 1 if again else 0
+        if 0 < self._further < _PASSES:
             return None
+        self._steps += 1
         self._void.append(self._steps)
         among = self._steps - self._void[0] + 1
         if len(self._void) <= self._guard.most or among > self._guard.window:

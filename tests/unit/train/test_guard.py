@@ -104,6 +104,16 @@ def test_void_passes_on_one_batch_count_as_one_unless_they_never_end():
     assert "voided 3 of the last" in str(next(error for error in errors if error))
 
 
+def test_a_run_whose_batches_are_all_bad_ends_however_many_passes_there_are_on_each():
+    """As of a loop with 64 passes on each: no window of 100 passes has more than two batches."""
+    found, alarm = watch(most=2, window=100), Alarm("gradient", math.inf, 1.0)
+    errors = [
+        found.voided(step, alarm, again=further > 0) for step in range(3) for further in range(64)
+    ]
+    assert [number for number, error in enumerate(errors) if error] == [128]
+    assert "voided 3 of the last 3 steps" in str(errors[128])
+
+
 @pytest.mark.parametrize("scale", [1e-6, 1e-3, 1.0, 1e3, 1e6])
 def test_what_is_a_spike_does_not_depend_on_the_scale(scale):
     chance = random.Random(5)
