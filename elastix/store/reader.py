@@ -15,7 +15,7 @@ from __future__ import annotations
 import fnmatch
 import math
 import re
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -116,7 +116,7 @@ class Reader:
         self._packs = packs
         self._ledger = ledger
         # By digest too: an index that is damaged may name one place for two of them.
-        self._payloads: dict[tuple[Place, str], _Payload] = {}
+        self._payloads: OrderedDict[tuple[Place, str], _Payload] = OrderedDict()
         # Lately read. Equal States have one ref, and another record if one was stored anew or by
         # somebody else: with another score, signature or ties.
         self._models: dict[Ref, tuple[Place, Model]] = {}
@@ -240,9 +240,9 @@ class Reader:
     def _payload(self, place: Place, digest: str) -> _Payload:
         found = self._payloads.get((place, digest))
         if found is None:
-            while len(self._payloads) >= _PAYLOADS_KEPT:
-                del self._payloads[next(iter(self._payloads))]  # the first that was asked for
-            found = self._payloads[place, digest] = _Payload(place, digest)
+            found = self._payloads.setdefault((place, digest), _Payload(place, digest))
+            while len(self._payloads) > _PAYLOADS_KEPT:  # other threads are at it as well
+                self._payloads.popitem(last=False)  # the first that was asked for
         return found
 
 

@@ -10,6 +10,7 @@ from elastix.state import State
 from elastix.store import Store, gc, reader
 from elastix.store.index import Index
 from elastix.store.nearest import Candidate, Neighbours, pack_ids
+from elastix.store.records import Place
 from elastix.testing.models import chain
 
 CAMPAIGN = {"campaign": "mine"}
@@ -171,3 +172,28 @@ def test_a_store_that_is_read_for_long_remembers_so_many_tensors_and_no_more(tmp
         assert len(store._reader._payloads) == 8
         many = State({f"t{i}": torch.tensor([i]) for i in range(20)})
         assert sorted(store.get(store.put(many)).tensors) == sorted(many.tensors)
+
+
+class Interrupted(str):
+    """Whenever it is hashed another thread has its turn."""
+
+    turn = None
+
+    def __hash__(self):
+        turn, Interrupted.turn = Interrupted.turn, None
+        if turn is not None:
+            turn()
+            Interrupted.turn = turn
+        return super().__hash__()
+
+
+def test_threads_that_read_one_store_forget_tensors_beside_each_other(tmp_path, monkeypatch):
+    monkeypatch.setattr(reader, "_PAYLOADS_KEPT", 2)
+    places = (Place("p.pack", number, 4) for number in range(1000))
+    with Store(tmp_path) as store:
+        payload = store._reader._payload
+        monkeypatch.setattr(Interrupted, "turn", lambda: payload(next(places), "of another"))
+        for number in range(20):
+            wanted = Place("q.pack", number, 4)
+            assert payload(wanted, Interrupted("of ours")).place == wanted
+        assert len(store._reader._payloads) == 2
