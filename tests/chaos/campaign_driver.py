@@ -8,18 +8,18 @@ import logging
 import sys
 
 import elastix
-from elastix.observe.trials_console import TrialsConsole
+from elastix.observe.journal import Journal
 from tests.search_parts import SPACE, Drawing, diary, hungry, learns_and_tells
 
 
 def main(store, trials, kind, address=None):
-    told = TrialsConsole.show
+    append = Journal.append
 
-    def show(self, event):
-        told(self, event)
+    def append_and_say(self, event, *at):
+        append(self, event, *at)
         print(type(event).__name__, flush=True)
 
-    TrialsConsole.show = show
+    Journal.append = append_and_say
     if kind in ("pool", "hungry"):
         import ray
 
