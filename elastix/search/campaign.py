@@ -48,6 +48,7 @@ from elastix.observe.journal import Journal
 from elastix.observe.loggers import Logger, LoggerThread
 from elastix.observe.trials_console import TrialsConsole
 from elastix.search.campaign_loop import Loop, LoopTerms
+from elastix.search.executors import campaign_file
 from elastix.search.executors.executor import Executor, TrainFunction, Work
 from elastix.search.gate import Gate
 from elastix.search.model_sources import (
@@ -288,12 +289,11 @@ class Campaign:
                 if not database.count():
                     self._warn_of_namesake(store)
             executor = self._executor or self._pool()
+            recipe = campaign_file.pickled(self)
             try:
-                if self._executor is not None:
-                    self._keep_recipe(directory)  # with it as it was given, and not open
                 executor.open(self._train)
-                if self._executor is None:
-                    self._keep_recipe(directory)  # what it cannot pickle was refused by name
+                campaign_file.keep(recipe, directory)
+                del recipe
                 return self._carry_out(database, searcher, executor, facts, same)
             finally:
                 executor.close()
@@ -568,12 +568,6 @@ class Campaign:
     def budget(self) -> Budget:
         """When it has done enough."""
         return self._budget
-
-    def _keep_recipe(self, directory: Path) -> None:
-        """Leave this campaign where `elastix campaign resume` finds it, if it can be pickled."""
-        from elastix.search.executors import campaign_file
-
-        campaign_file.keep(self, directory)
 
     def _arguments(self) -> dict[str, Any]:
         """Of the call that makes a campaign like this one."""

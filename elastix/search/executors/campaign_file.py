@@ -15,19 +15,28 @@ logger = logging.getLogger(__name__)
 _FILE = "campaign.pkl"
 
 
-def keep(campaign: Any, directory: Path) -> None:  # noqa: ANN401 - a Campaign, imported above us
-    """Write it, whole or not at all. One that cannot be pickled leaves none: not an older one."""
+def pickled(campaign: Any) -> bytes | Exception:  # noqa: ANN401 - a Campaign, imported above us
+    """What `keep` writes, or why there is none.
+
+    To be called before its executor is open: then that may have threads, workers and locks.
+    """
     try:
-        pickled = _pickler().dumps(campaign)
-    except (pickle.PicklingError, TypeError, AttributeError, ValueError, RuntimeError) as error:
+        return bytes(_pickler().dumps(campaign))
+    except Exception as error:  # noqa: BLE001 - whatever users' classes raise there
+        return error
+
+
+def keep(recipe: bytes | Exception, directory: Path) -> None:
+    """Write it, whole or not at all. One that cannot be pickled leaves none: not an older one."""
+    if isinstance(recipe, Exception):
         logger.warning(
             "this campaign cannot be pickled (%s). Its script can go on with it; `elastix campaign "
             "resume` cannot.",
-            error,
+            recipe,
         )
         (directory / _FILE).unlink(missing_ok=True)
         return
-    keep_code(directory / _FILE, pickled)
+    keep_code(directory / _FILE, recipe)
 
 
 def _pickler() -> Any:  # noqa: ANN401 - a module

@@ -38,7 +38,7 @@ def test_what_is_kept_is_the_call_that_made_it(tmp_path):
     made = campaign(tmp_path, rerank="scratch", retries=2, searcher=elastix.Evolution(population=7))
     wanted = set(inspect.signature(Campaign.__init__).parameters) - {"self"}
     assert set(made._arguments()) == wanted
-    campaign_file.keep(made, tmp_path)
+    campaign_file.keep(campaign_file.pickled(made), tmp_path)
     found = campaign_file.read(tmp_path)
     before, after = made._arguments(), found._arguments()
     assert vars(after.pop("searcher")) == vars(before.pop("searcher"))
@@ -87,20 +87,27 @@ def test_the_command_line_goes_on_where_the_campaign_ran(tmp_path):
     assert len(kept.again(budget=budget, store=str(tmp_path), quiet=True).run()) == 5
 
 
-class Opened(Local):
-    """Where it is open it holds what cannot be pickled, as a pool of threads would be."""
+class WithThreads(Local):
+    """What most executors are that have been opened; some may be opened once alone."""
+
+    lock = None
 
     def open(self, train):
+        assert self.lock is None
         super().open(train)
         self.lock = threading.Lock()
 
+    def close(self):
+        super().close()
+        self.lock = None
 
-def test_an_executor_is_kept_as_it_was_given_and_not_open(tmp_path, caplog):
-    campaign(tmp_path, executor=Opened()).run()
-    assert "cannot be pickled" not in caplog.text
-    kept = campaign_file.read(tmp_path / "runs" / "kept")._arguments()["executor"]
-    assert type(kept) is Opened
-    assert not hasattr(kept, "lock")
+
+def test_an_executor_is_kept_as_it_is_before_it_is_opened(tmp_path):
+    campaign(tmp_path, executor=WithThreads()).run()
+    kept = campaign_file.read(tmp_path / "runs" / "kept")
+    assert type(kept._arguments()["executor"]) is WithThreads
+    budget = elastix.Budget(trials=5)
+    assert len(kept.again(budget=budget, store=str(tmp_path), quiet=True).run()) == 5
 
 
 def test_the_command_line_refuses_where_it_cannot_go_on_as_the_campaign_ran(tmp_path, caplog):
@@ -120,14 +127,14 @@ def test_ray_tune_as_an_executor_is_kept_as_it_was_asked_for(tmp_path):
         assert again._scaling == made._scaling
 
 
-@pytest.mark.parametrize("error", [pickle.PicklingError, TypeError])
+@pytest.mark.parametrize("error", [pickle.PicklingError, TypeError, OSError])
 def test_what_cannot_be_pickled_is_told_of_and_the_campaign_runs(tmp_path, caplog, error):
     class Logger:
         def __reduce__(self):
             raise error("a part of it is another one")
 
-    campaign_file.keep("as it was before", tmp_path)
-    campaign_file.keep(Logger(), tmp_path)
+    campaign_file.keep(campaign_file.pickled("as it was before"), tmp_path)
+    campaign_file.keep(campaign_file.pickled(Logger()), tmp_path)
     assert "a part of it is another one" in caplog.text
     with pytest.raises(NotFound):
         campaign_file.read(tmp_path)
@@ -237,7 +244,7 @@ def test_what_ray_was_told_to_take_whole_is_taken_where_ray_is_in_use(tmp_path, 
     try:
         made = campaign(tmp_path)
         made._train = module.train
-        campaign_file.keep(made, tmp_path)
+        campaign_file.keep(campaign_file.pickled(made), tmp_path)
     finally:
         ray.cloudpickle.unregister_pickle_by_value(module)
     monkeypatch.delitem(sys.modules, module.__name__)

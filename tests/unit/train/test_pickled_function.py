@@ -18,7 +18,7 @@ def test_nobody_else_may_read_or_change_code(tmp_path):
     before = os.umask(0)
     try:
         keep_code(tmp_path / "train.pkl", b"code")
-        campaign_file.keep(elastix.Budget(trials=1), tmp_path)
+        campaign_file.keep(campaign_file.pickled(elastix.Budget(trials=1)), tmp_path)
     finally:
         os.umask(before)
     files = {path.name: path.lstat().st_mode & 0o777 for path in tmp_path.glob("*.pkl")}
