@@ -124,7 +124,7 @@ class Loop:
         self._exhausted = False
         self._refusals = 0  # since a trial was let in
         self._repeats = 0  # proposals in a row that were tried before
-        self._barren = 0  # trials that failed since one made an epoch, while none older was at work
+        self._barren = 0  # trials that failed since one made an epoch, or had a score; see _count
 
     # ---------------------------------------------------------- from the trial database
 
@@ -379,7 +379,7 @@ class Loop:
         return self._time_left() <= 0
 
     def _count(self, trial: Trial) -> None:
-        if trial.epochs:
+        if trial.epochs or trial.scored:  # not every executor counts epochs
             self._barren = 0
         elif trial.state is TrialState.FAILED and trial.number < min(
             self._book.running, default=math.inf

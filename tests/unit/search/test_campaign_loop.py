@@ -3,6 +3,7 @@
 import random
 import sqlite3
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 
@@ -334,6 +335,23 @@ def test_trials_that_fail_while_an_earlier_one_learns_are_no_end(tmp_path, monke
 
     trials = Rig(tmp_path, play).run(Budget(epochs=122))
     assert sum(trial.epochs for trial in trials) == 122
+
+
+def test_trials_that_fail_among_others_that_get_scores_are_no_end(tmp_path, monkeypatch):
+    """An executor of a user need not count epochs; the searcher has no further trial one day."""
+    monkeypatch.setattr(campaign_loop, "_BARREN", 40)
+
+    class Uncounted(Virtual):
+        def poll(self, timeout_s):
+            news = super().poll(timeout_s)
+            return [replace(n, epochs=0.0) if isinstance(n, Ended) else n for n in news]
+
+    monkeypatch.setattr("tests.virtual.Virtual", Uncounted)
+
+    def play(work):
+        return finishes(work) if work.number % 2 == 0 else ([], "raised")
+
+    assert len(Rig(tmp_path, play, lambda: Drawing(limit=120)).run(Budget(epochs=10))) == 120
 
 
 def test_epochs_of_failed_trials_count_and_those_of_an_attempt_that_is_made_again_do_not(tmp_path):
