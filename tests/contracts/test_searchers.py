@@ -452,6 +452,15 @@ class TestDeepHyper(SearcherContract):
         proposed = searcher._propose(n)
         assert [config["kind"] for config in proposed] == ["without"] * n
 
+    def test_where_its_genetic_search_cannot_do_without_inactive_values_it_draws_samples(self):
+        kind, many = Categorical("kind", ["without", "with"]), Integer("many", (1, 9))
+        space = ConfigurationSpace(space=[kind, many, Integer("width", (1, 1000))])
+        space.add(EqualsCondition(many, kind, "with"), ForbiddenEqualsClause(many, 1))
+        searcher = deephyper.DeepHyper(initial=4, acq_optimizer="mixedga")
+        searcher.start(space)
+        drive(searcher, lambda c: (c["width"] + 1e4 * (c["kind"] == "with"),), 6)
+        assert len(searcher._propose(1)) == 1
+
     def test_trials_that_take_long_are_worth_a_longer_thought(self):
         assert elastix.DeepHyper().acq_optimizer == "sampling"
         assert elastix.DeepHyper(trial_s=600).acq_optimizer == "mixedga"

@@ -199,7 +199,26 @@ class DeepHyper:
         told = [losses for losses in observed if losses is not None]
         lie = _objective(np.max(told, axis=0).tolist())  # the worst: stay away from what is pending
         results += [(self._values(pending.config), lie) for pending in history.pending.values()]
-        with self._search(self._bounds()) as search:
+        try:
+            asked = self._asked(n, results, self._bounds())
+        except (KeyError, ValueError):  # ConfigSpace's errors are ValueErrors
+            if self.acq_optimizer != "mixedga":
+                raise
+            # It looks for values in place of forbidden ones also where these are inactive.
+            asked = self._asked(n, results, {**self._bounds(), "acq_optimizer": "sampling"})
+        found = []
+        for values in asked:
+            with suppress(
+                ConfigError
+            ):  # not allowed; what is gets the space's own 1, for NumPy's 1.0
+                found.append(history.space.check(history.space.from_flat(values)))
+        return found
+
+    def _asked(
+        self, n: int, results: Sequence[tuple[dict[str, Any], Any]], options: Mapping[str, Any]
+    ) -> list[dict[str, Any]]:
+        """What a CBO of these options proposes once it knows the results."""
+        with self._search(options) as search:
             # What these would hold if it had been asked for all of it: where its schedules of
             # exploration and of the surrogate stand, and what it must not propose again.
             search._num_asked = len(results)
@@ -209,14 +228,7 @@ class DeepHyper:
             self._take_inactive(search._opt.space)
             self._refine(search._opt)
             search.tell(results)
-            asked = search.ask(n)
-        found = []
-        for values in asked:
-            with suppress(
-                ConfigError
-            ):  # not allowed; what is gets the space's own 1, for NumPy's 1.0
-                found.append(history.space.check(history.space.from_flat(values)))
-        return found
+            return list(search.ask(n))
 
     def _take_inactive(self, space: Any) -> None:  # noqa: ANN401 - DeepHyper's
         """Have it take what it has found also where it would refuse inactive values.
