@@ -76,12 +76,18 @@ class Case:
 
         What one that begins anew without a State reports once more counts as it did at its pause.
         """
-        results = self.results
-        if seq not in results:
+        known = self._known(seq)
+        if known is None:
             return True
-        known = results[seq]
         same = known == metrics or repr(known) == repr(metrics)  # NaN is not equal to itself
         return seq >= self.kept and not same
+
+    def _known(self, seq: int) -> Mapping[str, Any] | None:
+        """One of its `results`, which are not copied for each report of a long run."""
+        if self._results is not None:
+            return self._results.get(seq)
+        reports = self.trial.results
+        return reports[seq] if 0 <= seq < len(reports) else None
 
     def report(self, seq: int, metrics: Mapping[str, Any]) -> Latest:
         """One more of its reports; the last values of all up to it. Those after it are void."""

@@ -6,7 +6,7 @@ from elastix.errors import StoreError
 from elastix.events import TrialStarved
 from elastix.search.advisers import Advisers
 from elastix.search.trial import Suggestion, TrialState
-from elastix.search.trial_book import TrialBook
+from elastix.search.trial_book import Case, TrialBook
 from elastix.search.trial_database import TrialDatabase
 from tests.search_parts import SPACE, Drawing
 from tests.virtual import Clock, state_of
@@ -184,6 +184,17 @@ def test_a_trial_that_is_over_or_paused_holds_its_reports_once(desk, state):
     assert case.says_new(3, {"score": 0.3})
     case.report(3, {"score": 0.3})
     assert [*case.results] == [0, 1, 2, 3]
+
+
+def test_what_a_paused_trial_reports_again_is_looked_up_without_a_copy_of_all(desk, monkeypatch):
+    """One that left no State begins anew, and may report very often: that took the square of it."""
+    desk.book.add(suggestion(0.1))
+    case = desk.book.cases[0]
+    reports = tuple({"score": n / 10} for n in range(3))
+    desk.book.change(case, case.trial.but(state=TrialState.PAUSED, results=reports))
+    case.kept = 3
+    monkeypatch.setattr(Case, "results", property(lambda _: pytest.fail("all of them")))
+    assert [case.says_new(seq, {"score": 0.7}) for seq in range(4)] == [False, False, False, True]
 
 
 def test_of_a_trial_that_lacks_a_report_places_are_kept(desk):
