@@ -264,7 +264,8 @@ class Budget(_Config):
     Attributes:
         trials: how many trials are started, over all runs of the campaign. Failed trials, and
             trials that a rung paused and that were never continued, count too. None: no limit.
-        parallel: how many run at once; None: as many as the cluster has room for.
+        parallel: how many run at once; None: as many as the cluster has room for. An `executor` of
+            your own has a number of its own.
         time_s: seconds of this `run()`. Running trials are then stopped, and restart next time.
         epochs: passes over the data by all trials together, failed ones too. What was lost with a
             worker, or is done again in another attempt, does not count. Running trials then finish.

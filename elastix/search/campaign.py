@@ -560,7 +560,18 @@ class Campaign:
     # ------------------------------------------------------------------ for `campaign resume`
 
     def again(self, *, budget: Budget, store: str, quiet: bool) -> Self:
-        """The same campaign with another budget, in a store that may have moved."""
+        """The same campaign with another budget, in a store that may have moved.
+
+        Raises:
+            ConfigError: an executor of its own runs the trials, and `budget.parallel` is another.
+        """
+        if self._executor is not None and budget.parallel != self._budget.parallel:
+            raise ConfigError(
+                f"parallel={budget.parallel}, and campaign {self.name!r} has an executor of its "
+                f"own ({type(self._executor).__name__}), which knows how many trials it runs at "
+                "once. Nothing was started. Leave it out, or change the executor in the "
+                "campaign's script."
+            )
         run = replace(self._run, store=store)
         return type(self)(**{**self._arguments(), "budget": budget, "run": run, "quiet": quiet})
 

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 import elastix
 from elastix import cli
-from elastix.errors import NotFound, SearchError
+from elastix.errors import ConfigError, NotFound, SearchError
 from elastix.search.campaign import Campaign
 from elastix.search.executors import campaign_file
 from elastix.search.executors.serial import Local
@@ -125,6 +125,13 @@ def test_ray_tune_as_an_executor_is_kept_as_it_was_asked_for(tmp_path):
     for again in (copy.deepcopy(made), pickle.loads(cloudpickle.dumps(made))):
         assert (again._parallel, again._storage, again._name) == (3, str(tmp_path), "mine")
         assert again._scaling == made._scaling
+
+
+def test_how_many_at_once_is_the_affair_of_an_executor_of_its_own(tmp_path):
+    campaign(tmp_path, executor=WithThreads()).run()
+    kept = campaign_file.read(tmp_path / "runs" / "kept")
+    with pytest.raises(ConfigError, match="parallel=4"):
+        kept.again(budget=elastix.Budget(trials=5, parallel=4), store=str(tmp_path), quiet=True)
 
 
 @pytest.mark.parametrize("error", [pickle.PicklingError, TypeError, OSError])
