@@ -95,8 +95,8 @@ def fronts(losses: Sequence[Losses]) -> list[list[int]]:
 def _depths(ordered: Sequence[tuple[float, ...]]) -> Iterator[int]:
     """Of different losses in ascending order the numbers of their fronts, from 0.
 
-    A front comes after all in which somebody dominates one of its members. Never every pair at
-    once: of 100,000 trials that would be 10 GB.
+    A front comes after all in which somebody dominates one of its members. Never every pair is
+    compared at once, which would take memory by the square of the number.
     """
     if ordered and len(ordered[0]) > 2:
         values = np.array(ordered, dtype=float)[:, 1:].T.copy()
