@@ -597,7 +597,8 @@ def test_ctrl_c_leaves_everything_resumable(tmp_path):
 
 def test_resume_by_command(cluster, tmp_path):
     """On Ray: the command builds the default executor."""
-    campaign(tmp_path, trials=3).run()
+    half = elastix.ScalingConfig(cpus_per_worker=0.5)
+    campaign(tmp_path, trials=3, executor=None, scaling=half).run()
     resumed = invoke("resume", "test", "-s", tmp_path, "--trials", 5, "--parallel", 1, "--json")
     assert resumed.exit_code == 0, resumed.output + resumed.stderr
     assert json.loads(resumed.stdout)["trials"] == 5
