@@ -363,7 +363,9 @@ class Member:
             self._steps.look_if_averaged(optimizer)
         else:
             self._outer.before_optimizer(optimizer)
-        forgotten = self._schedulers.look(optimizer, self._tracked.others.values())
+        unmarked = self.settings.exact or not self.settings.alone  # a lone trial has no time for it
+        others = self._tracked.others.values()
+        forgotten = self._schedulers.look(optimizer, others, unmarked=unmarked)
         if forgotten is not None and self.settings.exact:
             raise unprepared_schedulers.refused(forgotten)
         if forgotten is not None and self.rank == 0:

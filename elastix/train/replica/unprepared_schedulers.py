@@ -2,8 +2,9 @@
 
 A worker that joins, and a run that goes on from a stored State, make them again and count from the
 beginning, while the others, or the run that went on, would be further. Torch marks the optimizers
-that schedulers are made for. All objects of the process are looked through, once, only for such an
-optimizer, and only if nothing in the State may be its scheduler or keep it.
+that schedulers are made for, all but ReduceLROnPlateau. All objects of the process are looked
+through, once, for an optimizer that is marked, in a group or an exact run for any, and only if
+nothing in the State may be its scheduler or keep it.
 
 Not here: schedulers that are a part of the State (tracked_objects).
 """
@@ -40,17 +41,24 @@ class UnpreparedSchedulers:
 
     def __init__(self) -> None:
         self._seen: weakref.WeakKeyDictionary[
-            torch.optim.Optimizer, weakref.WeakKeyDictionary[LRScheduler, int]
+            torch.optim.Optimizer, list[tuple[weakref.ref[LRScheduler], int]]
         ] = weakref.WeakKeyDictionary()
         self._told = False
 
-    def look(self, optimizer: torch.optim.Optimizer, others: Collection[object]) -> str | None:
-        """A prepared optimizer is about to take a step, and `others` are in the State with it.
+    def look(
+        self, optimizer: torch.optim.Optimizer, others: Collection[object], *, unmarked: bool
+    ) -> str | None:
+        """Find one that was forgotten.
+
+        Args:
+            optimizer: a prepared one, about to take a step.
+            others: what is in the State with it.
+            unmarked: look although torch has not marked it.
 
         Returns:
             The class of a scheduler that has moved on since the optimizer's first step here; once.
         """
-        if self._told or not hasattr(optimizer.step, "_wrapped_by_lr_sched"):
+        if self._told or not (unmarked or hasattr(optimizer.step, "_wrapped_by_lr_sched")):
             return None
         if any(_may_keep(other, optimizer) for other in others):
             return None
@@ -58,8 +66,9 @@ class UnpreparedSchedulers:
         if seen is None:
             self._seen[optimizer] = _schedulers(optimizer)
             return None
-        for scheduler, count in seen.items():
-            if getattr(scheduler, "_step_count", count) != count:
+        for reference, count in seen:
+            scheduler = reference()
+            if scheduler is not None and _count(scheduler) != count:
                 self._told = True
                 return type(scheduler).__name__
         return None
@@ -73,18 +82,20 @@ def _may_keep(other: object, optimizer: torch.optim.Optimizer) -> bool:
     return not isinstance(other, torchs)
 
 
-def _schedulers(
-    optimizer: torch.optim.Optimizer,
-) -> weakref.WeakKeyDictionary[LRScheduler, int]:
+def _schedulers(optimizer: torch.optim.Optimizer) -> list[tuple[weakref.ref[LRScheduler], int]]:
     """Those that were made for it, each with how often it has moved on."""
     found = (other for other in gc.get_objects() if issubclass(type(other), LRScheduler))
-    return weakref.WeakKeyDictionary(
-        {
-            one: getattr(one, "_step_count", 0)
-            for one in found
-            if getattr(one, "optimizer", None) is optimizer and not _goes_by_rates(one)
-        }
-    )
+    return [
+        (weakref.ref(one), _count(one))
+        for one in found
+        if getattr(one, "optimizer", None) is optimizer and not _goes_by_rates(one)
+    ]
+
+
+def _count(scheduler: LRScheduler) -> int:
+    """How often it has moved on; ReduceLROnPlateau counts nothing but epochs."""
+    count: int = getattr(scheduler, "_step_count", getattr(scheduler, "last_epoch", 0))
+    return count
 
 
 def _goes_by_rates(scheduler: LRScheduler) -> bool:
