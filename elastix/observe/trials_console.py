@@ -303,7 +303,8 @@ class TrialsConsole:
 
     def _trials(self, under_way: str = "running") -> str:
         failed = self._tally["failed"]
-        parts = [f"{self._done()} done" + (f" ({failed} failed)" if failed else "")]
+        new = f"of {self._done() - self._known} new " if self._known else ""
+        parts = [f"{self._done()} done" + (f" ({failed} {new}failed)" if failed else "")]
         if self._running or under_way == "running":
             parts.append(f"{len(self._running)} {under_way}")
         parts += [f"{self._tally[s]} {s}" for s in ("paused", "refused") if self._tally[s]]

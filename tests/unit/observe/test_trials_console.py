@@ -206,6 +206,18 @@ def test_a_log_has_what_matters_and_a_summary_each_half_minute():
     assert all("store 1.2 GB (dedup 6.3x)" in line for line in summaries[1:])
 
 
+def test_of_a_campaign_that_goes_on_only_failures_of_now_are_counted_as_such():
+    console, file, _ = console_of(tty=False)
+    first, *others = events()
+    console.show(replace(first, known=20))  # nobody has said how many of those failed
+    ended = [event for event in others if isinstance(event, TrialEnded)]
+    failed = next(event for event in ended if event.state == "failed")
+    for event in (failed, replace(ended[0], trial=failed.trial + 1)):
+        console.show(event)
+    console.show(CampaignEnded(outcome="finished", trials=22, best=0))
+    assert "22 done (1 of 2 new failed) " in file.getvalue()
+
+
 def test_a_campaign_without_trials_models_and_failures_tells_of_none():
     console, file, _ = console_of(tty=False)
     console.show(StoreMeasured(logical_bytes=0, unique_bytes=0, physical_bytes=94_200))
