@@ -563,9 +563,11 @@ class Campaign:
         """The same campaign with another budget, in a store that may have moved.
 
         Raises:
-            ConfigError: an executor of its own runs the trials, and `budget.parallel` is another.
+            ConfigError: an executor of its own runs the trials, and another `budget.parallel` is
+                given.
         """
-        if self._executor is not None and budget.parallel != self._budget.parallel:
+        known = (None, self._budget.parallel)
+        if self._executor is not None and budget.parallel not in known:
             raise ConfigError(
                 f"parallel={budget.parallel}, and campaign {self.name!r} has an executor of its "
                 f"own ({type(self._executor).__name__}), which knows how many trials it runs at "

@@ -134,6 +134,12 @@ def test_how_many_at_once_is_the_affair_of_an_executor_of_its_own(tmp_path):
         kept.again(budget=elastix.Budget(trials=5, parallel=4), store=str(tmp_path), quiet=True)
 
 
+def test_a_budget_that_leaves_out_how_many_at_once_is_refused_by_no_executor(tmp_path):
+    kept = campaign(tmp_path, executor=WithThreads(), budget=elastix.Budget(trials=3, parallel=4))
+    more = elastix.Budget(trials=5)
+    assert kept.again(budget=more, store=str(tmp_path), quiet=True).budget == more
+
+
 @pytest.mark.parametrize("error", [pickle.PicklingError, TypeError, OSError])
 def test_what_cannot_be_pickled_is_told_of_and_the_campaign_runs(tmp_path, caplog, error):
     class Logger:
