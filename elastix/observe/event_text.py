@@ -124,9 +124,9 @@ def _line(event: Event) -> tuple[str, str]:  # noqa: C901 - a case per event
             left_out = sum(stop - start for start, stop in event.spans)
             return f"{left_out} samples of loader {event.loader} are left out on purpose", "yellow"
         case WorkerRaised():
-            last = event.traceback.strip().splitlines()[-1:] or ["an error"]
+            error = last_error(event.traceback).partition("\n")[0].strip() or "an error"
             where = where_raised(event.worker, event.rank, event.step)
-            return f"the train function raised on {where}: {last[0].strip()}", "bold red"
+            return f"the train function raised on {where}: {error}", "bold red"
     return "", ""
 
 

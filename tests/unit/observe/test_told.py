@@ -15,6 +15,7 @@ from elastix.events import (
     StepVoided,
     WorkerJoined,
     WorkerLost,
+    WorkerRaised,
 )
 from elastix.observe import journal
 from elastix.observe.event_text import last_error, line
@@ -155,3 +156,11 @@ def test_the_error_of_a_traceback_is_no_line_of_its_message():
     assert last_error(f"{first}{frame}ValueError") == "ValueError"
     assert last_error("Traceback\nKeyError: 'x'") == "KeyError: 'x'"
     assert last_error(" ") == ""
+
+
+def test_what_was_raised_is_the_beginning_of_its_message():
+    """Its last line may be advice, or a note."""
+    text = 'Traceback (most recent call last):\n  File "x.py", line 3, in f\n    g()\n'
+    text += "RuntimeError: CUDA error: out of memory\nFor debugging, wait\n"
+    event = WorkerRaised(t=BEGAN, worker=1, rank=0, step=7, traceback=text)
+    assert line(event)[0].endswith(": RuntimeError: CUDA error: out of memory")
