@@ -22,7 +22,7 @@ from elastix.observe.catalogue import known
 from elastix.observe.journal import is_file
 from elastix.search.pareto import fronts, order
 from elastix.search.trial import Config, Objectives, Trial, TrialState, check_kinds, seed_of
-from elastix.search.trial_database import FILE, TrialDatabase, TrialRow, readable, unbegun
+from elastix.search.trial_database import FILE, TrialDatabase, TrialRow, lock_of, readable, unbegun
 from elastix.state import OF_MODEL, Ref, State
 from elastix.store import Store
 
@@ -207,7 +207,7 @@ class Results(Sequence[Trial]):
         """
         run = RunConfig(name=name, store=str(store))
         if not is_file(run.directory / FILE):
-            if is_file((run.directory / FILE).with_suffix(".lock")):
+            if is_file(lock_of(run.directory)):
                 raise NotFound(
                     f"{run.directory} has no {FILE}: the campaign's trial database was removed. "
                     "Restore it from a backup."

@@ -61,10 +61,15 @@ _COLUMNS = {
 }
 
 
+def lock_of(directory: Path) -> Path:
+    """The file that the process which runs the campaign in this directory has locked."""
+    return (directory / FILE).with_suffix(".lock")
+
+
 def is_at_work(directory: Path) -> bool:
     """Whether a process runs the campaign in this directory; True where that cannot be told."""
     try:
-        return holder((directory / FILE).with_suffix(".lock")) is not None
+        return holder(lock_of(directory)) is not None
     except StoreError:
         return True
 
@@ -116,7 +121,7 @@ class TrialDatabase:
         if not read_only:
             with _errors(self._path):
                 self._lock = Lock(
-                    self._path.with_suffix(".lock"),
+                    lock_of(directory),
                     f"the campaign in {directory} is run",
                     refusal="Nothing was started. Stop it, or choose another name.",
                 )
