@@ -577,6 +577,17 @@ def test_a_plan_is_told_once_however_many_epochs_it_has():
     assert pace.plans == [(0, 3)]
 
 
+def member_with(loader, *, exact=False, froze=False):
+    """What of a worker decides whether it is replaced."""
+    return SimpleNamespace(
+        settings=SimpleNamespace(exact=exact),
+        _steps=SimpleNamespace(froze_otherwise=froze),
+        _tracked=SimpleNamespace(loaders=[loader]),
+        _driver=SimpleNamespace(watching=False),
+        me=1,
+    )
+
+
 @pytest.mark.parametrize(("exact", "froze"), [(False, False), (True, False), (False, True)])
 @pytest.mark.parametrize("epoch", [0, 1, 2, 3])
 def test_one_that_waits_in_a_loop_that_the_group_is_through_with_is_replaced(exact, froze, epoch):
@@ -589,13 +600,7 @@ def test_one_that_waits_in_a_loop_that_the_group_is_through_with_is_replaced(exa
     loop = loader.epochs(2)
     next(loop)
     loader.load_state_dict({**loader.state_dict(), "epoch": epoch})
-    member = SimpleNamespace(
-        settings=SimpleNamespace(exact=exact),
-        _steps=SimpleNamespace(froze_otherwise=froze),
-        _tracked=SimpleNamespace(loaders=[loader]),
-        _driver=SimpleNamespace(watching=False),
-        me=1,
-    )
+    member = member_with(loader, exact=exact, froze=froze)
     replaced = epoch >= 2 or ((exact or froze) and epoch == 1)
     with pytest.raises(Fenced) if replaced else nullcontext():
         Member._look_if_overtaken(member)
@@ -609,13 +614,7 @@ def test_one_that_may_go_on_in_another_epoch_may_freeze_other_parameters_later()
     next(loop)
     loader.load_state_dict({**loader.state_dict(), "epoch": 1})
     assert loader.overtaken
-    member = SimpleNamespace(
-        settings=SimpleNamespace(exact=False),
-        _steps=SimpleNamespace(froze_otherwise=False),
-        _tracked=SimpleNamespace(loaders=[loader]),
-        _driver=SimpleNamespace(watching=False),
-        me=1,
-    )
+    member = member_with(loader)
     Member._look_if_overtaken(member)
     member._steps.froze_otherwise = True
     Member._look_if_overtaken(member)

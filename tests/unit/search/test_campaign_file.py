@@ -78,15 +78,6 @@ class Unpicklable(Local):
         self.lock = threading.Lock()
 
 
-def test_the_command_line_goes_on_where_the_campaign_ran(tmp_path):
-    """It went on with the default executor, on workers of a cluster."""
-    campaign(tmp_path, executor=Elsewhere()).run()
-    kept = campaign_file.read(tmp_path / "runs" / "kept")
-    assert type(kept._arguments()["executor"]) is Elsewhere
-    budget = elastix.Budget(trials=5)
-    assert len(kept.again(budget=budget, store=str(tmp_path), quiet=True).run()) == 5
-
-
 class WithThreads(Local):
     """What most executors are that have been opened; some may be opened once alone."""
 
@@ -102,10 +93,12 @@ class WithThreads(Local):
         self.lock = None
 
 
-def test_an_executor_is_kept_as_it_is_before_it_is_opened(tmp_path):
-    campaign(tmp_path, executor=WithThreads()).run()
+@pytest.mark.parametrize("own", [Elsewhere, WithThreads])
+def test_the_command_line_goes_on_where_the_campaign_ran(tmp_path, own):
+    """With the executor as it is before it is opened, and not with workers of a cluster."""
+    campaign(tmp_path, executor=own()).run()
     kept = campaign_file.read(tmp_path / "runs" / "kept")
-    assert type(kept._arguments()["executor"]) is WithThreads
+    assert type(kept._arguments()["executor"]) is own
     budget = elastix.Budget(trials=5)
     assert len(kept.again(budget=budget, store=str(tmp_path), quiet=True).run()) == 5
 
